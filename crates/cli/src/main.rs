@@ -1,0 +1,2 @@
+//! The `spillway` command.
+fn main() {}
