@@ -1,0 +1,3 @@
+module spillway.test/churn
+
+go 1.19
