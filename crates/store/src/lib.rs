@@ -1,13 +1,55 @@
 //! Where evicted pages live.
 //!
-//! A [`Store`] keeps pages under handles of its own choosing; the page table remembers the handle.
+//! A [`Store`] keeps pages under handles of its own choosing; the page table remembers the handle. The store there is
+//! today is [`Local`], the embedded pool; [`pool::Url`] says how users name one.
 #![forbid(unsafe_code)]
+
+mod arena;
+mod classes;
+mod codec;
+mod hash;
+mod index;
+pub mod local;
+pub mod pool;
+mod segment;
+mod slots;
+
+use std::fmt;
+use std::num::NonZeroU32;
 
 use spillway_core::Page;
 
+pub use local::Local;
+pub use segment::Refill;
+
+/// Bits that a [`Handle`] may take, so that a page table can keep it beside two bits of its own in 32.
+pub const HANDLE_BITS: u32 = 30;
+
 /// Names one reference to a stored page. Never zero; at most [`HANDLE_BITS`] bits.
+///
+/// Two references may have the same value: the store counts them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Handle(std::num::NonZeroU32);
+pub struct Handle(NonZeroU32);
+
+impl Handle {
+    /// The handle that [`Handle::bits`] gave; `None` for what cannot be one.
+    #[must_use]
+    pub const fn from_bits(bits: u32) -> Option<Self> {
+        if bits >> HANDLE_BITS != 0 {
+            return None;
+        }
+        match NonZeroU32::new(bits) {
+            Some(bits) => Some(Self(bits)),
+            None => None,
+        }
+    }
+
+    /// The handle as a number, for page tables.
+    #[must_use]
+    pub const fn bits(self) -> u32 {
+        self.0.get()
+    }
+}
 
 /// What became of a page that was put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +61,9 @@ pub enum Put {
 }
 
 /// Keeps pages outside their targets.
+///
+/// Handing in a handle that the store did not give, or that was freed, is a bug of the caller: implementations
+/// panic where they notice.
 pub trait Store: Send {
     /// Keeps `page`. `previous` is the handle of this page's older copy, if the table still has one: it is compared
     /// byte for byte, and released when it differs.
@@ -51,4 +96,22 @@ pub enum StoreError {
     Full,
     /// The stored bytes do not match their checksum: the page is lost.
     Corrupt,
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Full => "the pool is full: give it a larger size=, or the targets more local memory",
+            Self::Corrupt => "a stored page does not match its checksum and is lost: check this host's memory",
+        })
+    }
+}
+
+impl std::error::Error for StoreError {}
+
+/// Whether every byte of `page` is zero: such pages need no store.
+#[must_use]
+pub fn is_zero(page: &Page) -> bool {
+    // 256 bytes at a time: wide enough for vector registers, small enough that most other pages are told in one.
+    page.as_chunks::<256>().0.iter().all(|chunk| chunk.iter().fold(0, |all, byte| all | byte) == 0)
 }

@@ -1,0 +1,69 @@
+//! Pages to stored bytes and back: LZ4 blocks, or the page itself where that does not pay.
+//!
+//! Stored bytes as long as a page *are* the page; anything shorter is an LZ4 block.
+
+use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
+use spillway_core::{PAGE_BYTES, Page};
+
+/// Compressed pages larger than this are kept as they are: an eighth saved is not worth the decoding on every fetch.
+const PACKED_MAX_BYTES: usize = PAGE_BYTES / 8 * 7;
+
+/// How pages are kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Compression {
+    /// LZ4 blocks (`compress=lz4`).
+    #[default]
+    Lz4,
+    /// As they are (`compress=none`).
+    None,
+}
+
+/// Stored bytes that are no page.
+#[derive(Debug)]
+pub(crate) struct Undecodable;
+
+/// Turns pages into stored bytes, with tables that are reused so that nothing is allocated for a page.
+pub(crate) struct Codec {
+    table: Option<CompressTable>,
+    packed: Box<[u8; get_maximum_output_size(PAGE_BYTES)]>,
+    unpacked: Box<Page>,
+}
+
+impl Codec {
+    pub(crate) fn new(compression: Compression) -> Self {
+        Self {
+            table: (compression == Compression::Lz4).then(CompressTable::small),
+            packed: Box::new([0; _]),
+            unpacked: Box::new([0; PAGE_BYTES]),
+        }
+    }
+
+    /// The bytes to store for `page`.
+    pub(crate) fn pack<'a>(&'a mut self, page: &'a Page) -> &'a [u8] {
+        let Some(table) = &mut self.table else { return page };
+        match compress_into_with_table(page, &mut *self.packed, table) {
+            Ok(len) if len <= PACKED_MAX_BYTES => &self.packed[..len],
+            _ => page,
+        }
+    }
+
+    /// Whether `stored` is `page`, byte for byte. Stored bytes that do not decode are no page.
+    pub(crate) fn same(&mut self, stored: &[u8], page: &Page) -> bool {
+        if stored.len() == PAGE_BYTES {
+            return stored == page;
+        }
+        unpack(stored, &mut self.unpacked).is_ok() && *self.unpacked == *page
+    }
+}
+
+/// The page that `stored` was made from, provided it is intact.
+pub(crate) fn unpack(stored: &[u8], into: &mut Page) -> Result<(), Undecodable> {
+    if let Ok(page) = <&Page>::try_from(stored) {
+        *into = *page;
+        return Ok(());
+    }
+    match decompress_into(stored, into) {
+        Ok(PAGE_BYTES) => Ok(()),
+        _ => Err(Undecodable),
+    }
+}

@@ -1,0 +1,33 @@
+//! The one hash of a page: dedupe key and checksum in a single pass.
+
+use spillway_core::Page;
+use xxhash_rust::xxh3::xxh3_64_with_secret;
+
+/// XXH3 takes secrets from 136 bytes; its own is this long, so every stripe of a page is mixed with different bytes.
+const SECRET_BYTES: usize = 192;
+
+/// XXH3-64 keyed with a random secret, so that nobody outside this process can aim at collisions.
+pub(crate) struct PageHash {
+    secret: Box<[u8; SECRET_BYTES]>,
+    /// Bits of the hash that count; all but in tests, which make pages collide on purpose.
+    mask: u64,
+}
+
+impl PageHash {
+    /// # Panics
+    /// When the kernel gives no random bytes, which it always does once booted.
+    pub(crate) fn new() -> Self {
+        let mut secret = Box::new([0; SECRET_BYTES]);
+        getrandom::fill(&mut *secret).expect("getrandom(2) fails only before the system is up");
+        Self { secret, mask: u64::MAX }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn weak(mask: u64) -> Self {
+        Self { mask, ..Self::new() }
+    }
+
+    pub(crate) fn of(&self, page: &Page) -> u64 {
+        xxh3_64_with_secret(page, &*self.secret) & self.mask
+    }
+}

@@ -1,0 +1,167 @@
+//! Memory for the arena, in segments that a background thread makes ready.
+//!
+//! Page-faulting 2 MiB takes longer than serving ten faults, so the pool's thread should never do it: [`Refill`] does,
+//! elsewhere, and passes segments through a bounded queue. When the queue is empty the pool maps one itself and counts
+//! that; its pages then fault one by one as they fill.
+
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
+
+use memmap2::{Advice, MmapMut};
+
+/// A segment: what is asked of and given back to the kernel. A huge page on x86-64.
+pub(crate) const SEGMENT_BYTES: usize = 2 << 20;
+/// Segments kept ready. At 100,000 puts of 2 KiB a second, they last 40 ms.
+const READY_MAX: usize = 4;
+/// Segments on their way back.
+const RETURNED_MAX: usize = 64;
+
+/// Memory for the arena, all zeros at first.
+pub(crate) struct Segment {
+    bytes: MmapMut,
+    shared: Arc<Shared>,
+}
+
+impl Segment {
+    fn map(shared: &Arc<Shared>) -> io::Result<Self> {
+        let bytes = MmapMut::map_anon(SEGMENT_BYTES)?;
+        shared.mapped.fetch_add(1, Relaxed);
+        Ok(Self { bytes, shared: Arc::clone(shared) })
+    }
+
+    fn map_prefaulted(shared: &Arc<Shared>) -> io::Result<Self> {
+        let mut segment = Self::map(shared)?;
+        // A huge page saves the pool most of its TLB misses. Kernels without them refuse, which only costs speed.
+        let _ = segment.bytes.advise(Advice::HugePage);
+        if segment.bytes.advise(Advice::PopulateWrite).is_err() {
+            for page in segment.bytes.chunks_mut(4096) {
+                page[0] = std::hint::black_box(0);
+            }
+        }
+        Ok(segment)
+    }
+}
+
+impl Deref for Segment {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl DerefMut for Segment {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        self.shared.mapped.fetch_sub(1, Relaxed);
+    }
+}
+
+/// What both ends know. The counters guard nothing, hence relaxed.
+struct Shared {
+    /// Segments mapped now, wherever they are.
+    mapped: AtomicU64,
+    /// Segments in the ready queue.
+    ready: AtomicU64,
+    /// Segments that there may be.
+    allowed: AtomicU64,
+}
+
+/// The pool's end: takes segments and gives them back, and never waits.
+pub(crate) struct Supply {
+    ready: Receiver<Segment>,
+    returned: SyncSender<Segment>,
+    shared: Arc<Shared>,
+    /// Segments that had to be mapped here because none was ready.
+    pub(crate) inline_segments: u64,
+}
+
+impl Supply {
+    /// Both ends, for `allowed` segments at most.
+    pub(crate) fn new(allowed: u64) -> (Self, Refill) {
+        let shared =
+            Arc::new(Shared { mapped: AtomicU64::new(0), ready: AtomicU64::new(0), allowed: AtomicU64::new(allowed) });
+        let (ready_in, ready) = sync_channel(READY_MAX);
+        let (returned, returned_out) = sync_channel(RETURNED_MAX);
+        let refill = Refill { ready: ready_in, returned: returned_out, shared: Arc::clone(&shared) };
+        (Self { ready, returned, shared, inline_segments: 0 }, refill)
+    }
+
+    /// Sets how many segments there may be.
+    pub(crate) fn allow(&self, segments: u64) {
+        self.shared.allowed.store(segments, Relaxed);
+    }
+
+    /// A segment, ready or mapped now; `None` when the kernel gives none.
+    pub(crate) fn take(&mut self) -> Option<Segment> {
+        if let Ok(segment) = self.ready.try_recv() {
+            self.shared.ready.fetch_sub(1, Relaxed);
+            return Some(segment);
+        }
+        self.inline_segments += 1;
+        Segment::map(&self.shared).ok()
+    }
+
+    /// Gives a segment back; gets it back itself while too many are on their way.
+    pub(crate) fn give_back(&mut self, segment: Segment) -> Result<(), Segment> {
+        match self.returned.try_send(segment) {
+            Ok(()) => Ok(()),
+            Err(TrySendError::Full(segment)) => Err(segment),
+            // No one is there to unmap it: a stall is better than a leak.
+            Err(TrySendError::Disconnected(segment)) => {
+                drop(segment);
+                Ok(())
+            }
+        }
+    }
+
+    /// Bytes mapped, wherever they are.
+    pub(crate) fn mapped_bytes(&self) -> u64 {
+        self.shared.mapped.load(Relaxed) * SEGMENT_BYTES as u64
+    }
+}
+
+/// Keeps a [`crate::Local`] in segments: a background thread owns it and calls [`Refill::top_up`] every few
+/// milliseconds.
+pub struct Refill {
+    ready: SyncSender<Segment>,
+    returned: Receiver<Segment>,
+    shared: Arc<Shared>,
+}
+
+impl Refill {
+    /// Unmaps segments that were given back and makes new ones ready. Returns whether the pool is still there: the
+    /// thread may end when it is not.
+    pub fn top_up(&mut self) -> bool {
+        loop {
+            let wanted = self.shared.ready.load(Relaxed) < READY_MAX as u64;
+            let segment = match self.returned.try_recv() {
+                Ok(segment) if wanted => segment,
+                Ok(_) => continue,
+                Err(TryRecvError::Disconnected) => return false,
+                Err(TryRecvError::Empty) => {
+                    let allowed = self.shared.mapped.load(Relaxed) < self.shared.allowed.load(Relaxed);
+                    if !(wanted && allowed) {
+                        return true;
+                    }
+                    // Out of memory: the pool will find out when it needs one.
+                    let Ok(segment) = Segment::map_prefaulted(&self.shared) else { return true };
+                    segment
+                }
+            };
+            self.shared.ready.fetch_add(1, Relaxed);
+            if self.ready.try_send(segment).is_err() {
+                self.shared.ready.fetch_sub(1, Relaxed);
+                return true;
+            }
+        }
+    }
+}
