@@ -1,0 +1,42 @@
+# One door: `make` says what there is.
+PREFIX = /usr/local
+CARGO = cargo
+
+help:
+	@echo 'make build    the release binary, target/release/spillway'
+	@echo 'make check    formatting, lints, documentation, scripts; changes nothing'
+	@echo 'make test     all tests; installs what they need first (end-to-end tests need root)'
+	@echo 'make e2e      the end-to-end tests alone: real programs under the release build'
+	@echo 'make bench    spillway against native speed and the kernel'"'"'s zram swap, in turn (needs root)'
+	@echo 'make demo     a real program in a quarter of its memory, in about 20 seconds (needs root)'
+	@echo 'make install  the binary into $$(DESTDIR)$$(PREFIX)/bin; PREFIX is $(PREFIX)'
+
+build:
+	$(CARGO) build --release --bin spillway
+
+check:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --workspace --no-deps --document-private-items
+	scripts/check-scripts
+
+# Crates are tested with debug assertions and overflow checks; programs under the binary that is shipped.
+test: build
+	$(CARGO) test --workspace
+	@if [ "$$(id -u)" = 0 ]; then scripts/setup-tests; fi
+	scripts/e2e
+
+e2e: build
+	@if [ "$$(id -u)" = 0 ]; then scripts/setup-tests; fi
+	scripts/e2e $(ARGS)
+
+bench: build
+	bench/run $(ARGS)
+
+demo: build
+	@scripts/demo
+
+install: build
+	install -D -m 755 target/release/spillway '$(DESTDIR)$(PREFIX)/bin/spillway'
+
+.PHONY: help build check test e2e bench demo install
