@@ -1,7 +1,14 @@
 //! The pager's pure centre: no thread, no socket, no clock, no unsafe code.
 #![forbid(unsafe_code)]
 
+pub mod evict;
+pub mod mappings;
+pub mod page;
+pub mod pager;
+pub mod regions;
 pub mod size;
+pub mod streams;
+pub mod table;
 pub mod units;
 
-pub use units::{PAGE_BYTES, Page};
+pub use units::{Address, PAGE_BYTES, PAGE_BYTES_U64, Page, PageIndex, Span, TargetId};

@@ -1,0 +1,172 @@
+//! Eviction: which pages leave next (clock over the table), and what leaves the buffers for the store.
+//!
+//! The kernel gives us no access bits, so a page's second chance comes from what we do see: it came back from a buffer
+//! soon after it was captured, or the kernel would not move it. Sweeping in table order makes victims adjacent, and
+//! adjacent pages leave in one move with one TLB flush.
+
+use crate::page::{BufferIndex, Entry, HandleBits, State, Step};
+use crate::pager::Pager;
+use crate::streams::BLOCK_PAGES_MAX;
+use crate::units::{Address, PageIndex, Span, TargetId};
+
+/// Adjacent pages of one target to capture with one move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// Where the first is mapped.
+    pub address: Address,
+    /// The first page; the others follow.
+    pub page: PageIndex,
+    /// How many: at most a block.
+    pub pages: u64,
+}
+
+/// What became of a page that was to be captured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Captured {
+    /// It is in this buffer ([`Pager::take_buffer`]).
+    Buffer(BufferIndex),
+    /// It held only zeros, or was not there: nothing is kept.
+    Zero,
+    /// The kernel would not move it (pinned, shared with a forked child, locked, read-only).
+    Stuck,
+    /// It was not tried: the target's mappings were changing.
+    Untried,
+}
+
+/// A page on its way to the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Write {
+    /// Which.
+    pub page: PageIndex,
+    /// Where its bytes are.
+    pub buffer: BufferIndex,
+    /// Its clean copy, for [`put`](#): unchanged pages are not written.
+    pub previous: Option<HandleBits>,
+}
+
+impl Pager {
+    /// Pages that should be free before the next burst of faults, given the budget.
+    pub fn reserve_pages(&self) -> u64 {
+        (self.budget_pages() / 64).clamp(8, 64)
+    }
+
+    /// Pages that are kept in buffers, after capture, for the chance that they come back.
+    fn inactive_pages_kept(&self) -> u64 {
+        (self.budget_pages() / 64).clamp(4, 64)
+    }
+
+    /// Whether fewer pages are free than should be.
+    pub fn wants_eviction(&self) -> bool {
+        !self.store_full && self.free_pages() < self.reserve_pages()
+    }
+
+    /// Pages beyond the budget.
+    pub fn excess_pages(&self) -> u64 {
+        self.local_pages().saturating_sub(self.budget_pages())
+    }
+
+    /// Chooses up to `most` pages of one target to capture, as runs of adjacent pages appended to `runs`. Targets for
+    /// which `may` is false are passed over. Returns whose pages they are.
+    pub fn next_capture(
+        &mut self,
+        most: u64,
+        may: impl Fn(TargetId) -> bool,
+        runs: &mut Vec<Run>,
+    ) -> Option<TargetId> {
+        let mut left = most.min(self.free_buffers.len() as u64);
+        // Two turns: the first may only take second chances.
+        let mut chunks = 2 * self.table.chunk_slots();
+        let mut whose: Option<TargetId> = None;
+        let mut last: Option<(Run, Span)> = None;
+        while left > 0 {
+            let before = self.hand;
+            let Some(page) = self.table.sweep(&mut self.hand, &mut chunks) else { break };
+            if let Some((run, region)) = &mut last {
+                let next = run.address.plus_pages(run.pages);
+                if page == run.page.plus(run.pages) && next < region.end && run.pages < BLOCK_PAGES_MAX {
+                    run.pages += 1;
+                    left -= 1;
+                    continue;
+                }
+            }
+            let Some((target, address)) = self.regions.address_of(page) else { continue };
+            match whose {
+                None if may(target) => whose = Some(target),
+                None => continue,
+                Some(whose) if whose == target => {}
+                Some(_) => {
+                    self.hand = before;
+                    break;
+                }
+            }
+            let region = self.regions.at(target, address).expect("it has an address").span;
+            runs.extend(last.replace((Run { address, page, pages: 1 }, region)).map(|(run, _)| run));
+            left -= 1;
+        }
+        runs.extend(last.map(|(run, _)| run));
+        whose
+    }
+
+    /// A free buffer for a captured page, to be named in [`Pager::captured`] next.
+    pub fn take_buffer(&mut self) -> Option<BufferIndex> {
+        self.free_buffers.pop()
+    }
+
+    /// Gives back a buffer that was taken and not used.
+    pub fn return_buffer(&mut self, buffer: BufferIndex) {
+        self.free_buffers.push(buffer);
+    }
+
+    /// The outcome of capturing `page`.
+    pub fn captured(&mut self, page: PageIndex, outcome: Captured) {
+        match outcome {
+            Captured::Buffer(buffer) => {
+                self.step(page, Step::Capture(buffer));
+                self.inactive.push_back(page);
+                self.counters.evicted_pages += 1;
+                self.note_local();
+            }
+            Captured::Zero => {
+                self.step(page, Step::CaptureZero);
+                self.counters.evicted_pages += 1;
+                self.counters.zero_drops += 1;
+            }
+            Captured::Stuck => {
+                self.table.update(page, Entry::set_stuck);
+                self.counters.stuck_pages += 1;
+            }
+            Captured::Untried => {}
+        }
+    }
+
+    /// The next page to hand to the store; none while few enough wait in buffers. `all` empties the buffers.
+    pub fn next_write(&mut self, all: bool) -> Option<Write> {
+        let kept = if all { 0 } else { self.inactive_pages_kept() };
+        while self.inactive.len() as u64 > kept || self.inactive.len() * 2 > self.inactive.capacity() {
+            let page = self.inactive.pop_front()?;
+            let entry = self.table.get(page);
+            if entry.state() == State::Inactive {
+                let buffer = entry.buffer().expect("inactive pages have one");
+                self.step(page, Step::Write);
+                return Some(Write { page, buffer, previous: entry.handle() });
+            }
+        }
+        None
+    }
+
+    /// The store took the page; `clean` when its copy was right already and nothing was written.
+    pub fn written(&mut self, write: Write, handle: HandleBits, clean: bool) {
+        self.store_full = false;
+        self.counters.clean_drops += u64::from(clean);
+        self.counters.written_pages += u64::from(!clean);
+        self.step(write.page, Step::Written(handle));
+    }
+
+    /// The store declined the page: it stays in its buffer, and targets may go past the budget until the store takes
+    /// pages again.
+    pub fn write_declined(&mut self, write: Write) {
+        self.store_full = true;
+        self.step(write.page, Step::Keep);
+        self.inactive.push_back(write.page);
+    }
+}

@@ -1,0 +1,152 @@
+//! What targets do to their own memory: map, unmap, move, give back, fork.
+//!
+//! The driver reports these in the order in which the kernel announced them, and never while a capture of that target
+//! is under way: then the table is right about every page that a capture may touch.
+
+use crate::page::{BufferIndex, Entry, HandleBits, State, Step};
+use crate::pager::Pager;
+use crate::units::{Address, PageIndex, Span, TargetId};
+
+/// A page that parent and child of a fork both need and that had not reached the store: copy the one buffer to the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BufferCopy {
+    /// The parent's.
+    pub from: BufferIndex,
+    /// The child's.
+    pub to: BufferIndex,
+}
+
+impl Pager {
+    /// `span` is registered from now on; returns the parts that were not before, whose resident pages are unknown.
+    pub fn add_region(&mut self, target: TargetId, span: Span) -> Vec<Span> {
+        self.regions.add(target, span).iter().map(|region| region.span).collect()
+    }
+
+    /// A scan saw the pages of `span` resident at a time after they were registered. Pages that have been captured
+    /// since stay what they are.
+    pub fn found(&mut self, target: TargetId, span: Span) {
+        for region in self.regions.within(target, span) {
+            for i in 0..region.span.pages() {
+                let page = region.first.plus(i);
+                if self.table.get(page).state() == State::Untouched {
+                    self.step(page, Step::Find);
+                }
+            }
+        }
+        self.note_local();
+    }
+
+    /// `MADV_DONTNEED` or `MADV_FREE` is about to happen (`UFFD_EVENT_REMOVE`). Returns whether pages of `span` are
+    /// still in the target: those wait for [`Pager::removal_seen`] or the next fault.
+    pub fn removed(&mut self, target: TargetId, span: Span) -> bool {
+        let mut mapped = false;
+        self.for_each_used(target, span, |pager, page, entry| {
+            mapped |= entry.state() == State::Mapped;
+            pager.step(page, Step::Remove);
+        });
+        mapped
+    }
+
+    /// A scan after the removal of `span` saw no resident page in `gone`.
+    pub fn removal_seen(&mut self, target: TargetId, gone: Span) {
+        self.for_each_removing(target, gone, Step::RemoveDone);
+    }
+
+    /// No removal of `span` can be under way any more: what is still resident was spared (`MADV_FREE`).
+    pub fn removal_over(&mut self, target: TargetId, span: Span) {
+        self.for_each_removing(target, span, Step::RemoveSpared);
+    }
+
+    /// `span` is unmapped (`UFFD_EVENT_UNMAP`).
+    pub fn unmapped(&mut self, target: TargetId, span: Span) {
+        self.for_each_used(target, span, |pager, page, entry| pager.forget(page, entry));
+        self.regions.remove(target, span);
+    }
+
+    /// The mapping at `span` is at `to` now (`UFFD_EVENT_REMAP`).
+    pub fn remapped(&mut self, target: TargetId, span: Span, to: Address) {
+        self.unmapped(target, Span::of_pages(to, span.pages()));
+        self.regions.relocate(target, span, to);
+    }
+
+    /// The target is gone, with all of its memory.
+    pub fn ended(&mut self, target: TargetId) {
+        self.unmapped(target, Span { start: Address(0), end: Address(u64::MAX & !0xfff) });
+    }
+
+    /// `parent` forked: the child's address space starts with what the parent had evicted. What is resident is shared
+    /// with the child by the kernel; it is counted for the child only once the child is scanned. `share` makes one more
+    /// reference to a stored page; buffers to copy are appended to `copies`.
+    pub fn forked(
+        &mut self,
+        parent: TargetId,
+        mut share: impl FnMut(HandleBits) -> HandleBits,
+        copies: &mut Vec<BufferCopy>,
+    ) -> TargetId {
+        let child = self.add_target();
+        let regions: Vec<_> = self.regions.of(parent).collect();
+        for region in regions {
+            let twin = self.regions.add(child, region.span)[0];
+            let mut evicted = Vec::new();
+            self.table.used_in(region.first, region.span.pages(), |page, entry| {
+                if entry.state() != State::Mapped {
+                    evicted.push((twin.first.plus(page.0 - region.first.0), entry));
+                }
+            });
+            for (page, entry) in evicted {
+                self.inherit(page, entry, &mut share, copies);
+            }
+        }
+        child
+    }
+
+    fn inherit(
+        &mut self,
+        page: PageIndex,
+        entry: Entry,
+        share: &mut impl FnMut(HandleBits) -> HandleBits,
+        copies: &mut Vec<BufferCopy>,
+    ) {
+        match (entry.state(), entry.buffer(), entry.handle()) {
+            (State::Remote | State::Fetching, _, Some(handle)) => {
+                let shared = share(handle);
+                self.table.update(page, |entry| *entry = Entry::remote(shared));
+            }
+            (State::Inactive | State::Writing, Some(from), _) => {
+                self.step(page, Step::Find);
+                if let Some(to) = self.take_buffer() {
+                    copies.push(BufferCopy { from, to });
+                    self.step(page, Step::Capture(to));
+                    self.inactive.push_back(page);
+                } else {
+                    self.table.update(page, |entry| *entry = Entry::LOST);
+                    self.counters.lost_pages += 1;
+                }
+            }
+            _ => self.table.update(page, |entry| *entry = Entry::LOST),
+        }
+    }
+
+    fn forget(&mut self, page: PageIndex, entry: Entry) {
+        self.step(page, Step::Remove);
+        if entry.state() == State::Mapped {
+            self.step(page, Step::RemoveDone);
+        }
+    }
+
+    fn for_each_removing(&mut self, target: TargetId, span: Span, step: Step) {
+        self.for_each_used(target, span, |pager, page, entry| {
+            if entry.is_removing() {
+                pager.step(page, step);
+            }
+        });
+    }
+
+    fn for_each_used(&mut self, target: TargetId, span: Span, mut each: impl FnMut(&mut Self, PageIndex, Entry)) {
+        for region in self.regions.within(target, span) {
+            let mut used = Vec::new();
+            self.table.used_in(region.first, region.span.pages(), |page, entry| used.push((page, entry)));
+            used.into_iter().for_each(|(page, entry)| each(self, page, entry));
+        }
+    }
+}

@@ -1,0 +1,375 @@
+//! The pager's decisions: what a fault needs, and what its outcome means for the table.
+//!
+//! Invariants, checked by [`Pager::audit`]: every buffer is free or named by exactly one inactive or writing page; the
+//! counts of the budget equal those of the table; what is local (mapped pages and used buffers) exceeds the budget
+//! only while the store declines or a scan has just found more.
+//!
+//! Nothing here waits, allocates on a fault, or knows a clock: the driver asks for a [`Plan`], carries it out and
+//! reports the [`Outcome`].
+
+use std::collections::VecDeque;
+
+use crate::page::{BufferIndex, Entry, HandleBits, Released, State, Step};
+use crate::regions::Regions;
+use crate::streams::Streams;
+use crate::table::{Hand, Table};
+use crate::units::{Address, PageIndex, TargetId};
+
+/// How much may be local.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Budget {
+    /// So many pages.
+    Pages(u64),
+    /// A share of the most that was ever touched at one time, and at least `floor_pages`.
+    Percent {
+        /// 1 to 100.
+        percent: u64,
+        /// Never fewer pages than this.
+        floor_pages: u64,
+    },
+}
+
+/// What happened, in numbers that only grow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Faults served.
+    pub faults: u64,
+    /// Pages filled with zeros on a fault.
+    pub zero_fills: u64,
+    /// Pages that came back from a buffer.
+    pub refaults: u64,
+    /// Pages fetched from the store.
+    pub fetched_pages: u64,
+    /// Pages captured from targets.
+    pub evicted_pages: u64,
+    /// Pages that the store took.
+    pub written_pages: u64,
+    /// Captured pages whose clean copy was still right.
+    pub clean_drops: u64,
+    /// Captured pages that held only zeros.
+    pub zero_drops: u64,
+    /// Captures that the kernel refused.
+    pub stuck_pages: u64,
+    /// Pages lost by the store.
+    pub lost_pages: u64,
+    /// The most pages that were local at one time.
+    pub local_peak_pages: u64,
+}
+
+/// What the driver is to do about a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Plan {
+    /// Install zeros.
+    Zero {
+        /// Where.
+        address: Address,
+        /// How many pages.
+        pages: u64,
+        /// The first of them; none when the address is in no region yet: tell the scanner.
+        page: Option<PageIndex>,
+    },
+    /// Copy one page back from its buffer.
+    Buffer {
+        /// Where.
+        address: Address,
+        /// Which.
+        page: PageIndex,
+        /// From here.
+        buffer: BufferIndex,
+    },
+    /// Get pages from the store ([`Pager::handle_of`]) and install them in one go.
+    Fetch {
+        /// Where.
+        address: Address,
+        /// The first page.
+        page: PageIndex,
+        /// How many, at most [`crate::streams::BLOCK_PAGES_MAX`].
+        pages: u64,
+    },
+    /// The page is lost: poison it.
+    Lost {
+        /// Where.
+        address: Address,
+    },
+    /// The budget is used up: evict, then ask again.
+    NoRoom,
+}
+
+/// Why an installation ended before its last page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// A page is there already; a waiting fault needs a wake-up.
+    Exists,
+    /// The target's mappings are changing: read events, then ask again.
+    Changing,
+    /// The mapping, or the target, is gone.
+    Gone,
+    /// The target may not have more memory now (its own cgroup's limit): ask again later.
+    NoMemory,
+}
+
+/// How far an installation got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Pages installed, from the first on.
+    pub done: u64,
+    /// What ended it early.
+    pub stop: Option<Stop>,
+}
+
+/// What became of a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Served {
+    /// The faulting thread runs again.
+    Yes,
+    /// It still waits; a wake-up is all that it needs.
+    Wake,
+    /// It still waits; ask again after the next events.
+    Later,
+}
+
+/// Sizes that a pager is made with.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// The budget.
+    pub budget: Budget,
+    /// Page buffers that the driver has.
+    pub buffers: u32,
+}
+
+/// The table and the policies over it. See the module's documentation.
+pub struct Pager {
+    pub(crate) regions: Regions,
+    pub(crate) table: Table,
+    pub(crate) streams: Vec<Streams>,
+    pub(crate) hand: Hand,
+    pub(crate) free_buffers: Vec<BufferIndex>,
+    pub(crate) inactive: VecDeque<PageIndex>,
+    pub(crate) released: Vec<HandleBits>,
+    pub(crate) counters: Counters,
+    pub(crate) store_full: bool,
+    buffers: u32,
+    budget: Budget,
+    used_peak: u64,
+}
+
+impl Pager {
+    /// A pager without targets.
+    pub fn new(config: Config) -> Self {
+        let buffers = usize::try_from(config.buffers).expect("u32 fits");
+        Self {
+            regions: Regions::default(),
+            table: Table::default(),
+            streams: Vec::new(),
+            hand: Hand::default(),
+            free_buffers: (0..config.buffers).rev().map(BufferIndex).collect(),
+            // Twice the buffers: a page that was stolen or removed leaves its place in the queue behind.
+            inactive: VecDeque::with_capacity(2 * buffers),
+            released: Vec::with_capacity(4096),
+            counters: Counters::default(),
+            store_full: false,
+            buffers: config.buffers,
+            budget: config.budget,
+            used_peak: 0,
+        }
+    }
+
+    /// A new address space.
+    pub fn add_target(&mut self) -> TargetId {
+        self.streams.push(Streams::default());
+        TargetId(u32::try_from(self.streams.len() - 1).expect("fewer processes than 2^32"))
+    }
+
+    /// Changes the budget.
+    pub fn set_budget(&mut self, budget: Budget) {
+        self.budget = budget;
+    }
+
+    /// The budget in pages, as of now.
+    pub fn budget_pages(&self) -> u64 {
+        match self.budget {
+            Budget::Pages(pages) => pages,
+            Budget::Percent { percent, floor_pages } => (self.used_peak * percent / 100).max(floor_pages),
+        }
+    }
+
+    /// Pages in local memory: mapped, or in a buffer.
+    pub fn local_pages(&self) -> u64 {
+        self.table.mapped() + self.used_buffers()
+    }
+
+    /// Pages that may still become local.
+    pub fn free_pages(&self) -> u64 {
+        if self.store_full { u64::MAX } else { self.budget_pages().saturating_sub(self.local_pages()) }
+    }
+
+    /// Pages that targets hold, wherever they are.
+    pub fn touched_pages(&self) -> u64 {
+        self.table.used()
+    }
+
+    /// Pages whose only copy is in the store.
+    pub fn remote_pages(&self) -> u64 {
+        self.table.used() - self.table.mapped() - self.used_buffers()
+    }
+
+    /// Bytes of the page table.
+    pub fn table_bytes(&self) -> u64 {
+        self.table.bytes()
+    }
+
+    /// The counters now.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// The regions.
+    pub fn regions(&self) -> &Regions {
+        &self.regions
+    }
+
+    /// Where `page` is.
+    pub fn state_of(&self, page: PageIndex) -> State {
+        self.table.get(page).state()
+    }
+
+    /// The store's handle for `page`.
+    pub fn handle_of(&self, page: PageIndex) -> Option<HandleBits> {
+        self.table.get(page).handle()
+    }
+
+    /// Prepares for faults to come. Allocates: call it when no fault waits.
+    pub fn restock(&mut self) {
+        self.table.restock();
+    }
+
+    /// Handles that nobody needs any more, for the driver to free; at most `most` of them.
+    pub fn take_released(&mut self, most: usize) -> std::vec::Drain<'_, HandleBits> {
+        let keep = self.released.len().saturating_sub(most);
+        self.released.drain(keep..)
+    }
+
+    /// What to do about a fault at `address`.
+    pub fn fault(&mut self, target: TargetId, address: Address) -> Plan {
+        let address = address.page();
+        let Some(region) = self.regions.at(target, address) else {
+            return Plan::Zero { address, pages: 1, page: None };
+        };
+        let page = region.page_at(address);
+        let entry = self.table.get(page);
+        if let (State::Inactive | State::Writing, Some(buffer)) = (entry.state(), entry.buffer()) {
+            return Plan::Buffer { address, page, buffer };
+        }
+        let room = self.free_pages();
+        let state = entry.state();
+        match state {
+            State::Mapped => Plan::Zero { address, pages: 1, page: Some(page) },
+            State::Lost => Plan::Lost { address },
+            State::Untouched | State::Remote if room == 0 => Plan::NoRoom,
+            State::Untouched | State::Remote => {
+                let most = region.span.end.pages_since(address).min(room);
+                let wanted = self.streams[target.0 as usize].suggest(page).min(most);
+                let alike = (1..wanted).find(|&i| self.table.get(page.plus(i)).state() != state).unwrap_or(wanted);
+                self.streams[target.0 as usize].moved(page, alike);
+                if state == State::Untouched {
+                    Plan::Zero { address, pages: alike, page: Some(page) }
+                } else {
+                    (0..alike).for_each(|i| self.step(page.plus(i), Step::Fetch));
+                    Plan::Fetch { address, page, pages: alike }
+                }
+            }
+            State::Inactive | State::Writing | State::Fetching => {
+                unreachable!("buffered pages were answered above, and a fetch ends before the next fault is asked about")
+            }
+        }
+    }
+
+    /// The outcome of carrying out `plan`.
+    pub fn installed(&mut self, plan: Plan, outcome: Outcome) -> Served {
+        match plan {
+            Plan::Zero { page: Some(page), .. } => {
+                (0..outcome.done).for_each(|i| self.step(page.plus(i), Step::Fill));
+                self.counters.zero_fills += outcome.done;
+                if outcome.done == 0 && outcome.stop == Some(Stop::Exists) {
+                    self.step(page, Step::Find);
+                }
+            }
+            Plan::Buffer { page, .. } => {
+                if outcome.done == 1 || outcome.stop == Some(Stop::Exists) {
+                    self.step(page, Step::Refault);
+                    self.table.update(page, Entry::set_referenced);
+                    self.counters.refaults += 1;
+                }
+            }
+            Plan::Fetch { page, pages, .. } => {
+                // A page that is there although the table says remote is the live one; the store's is then an old copy.
+                let exists = u64::from(outcome.done == 0 && outcome.stop == Some(Stop::Exists));
+                let arrived = outcome.done.max(exists);
+                (0..arrived).for_each(|i| self.step(page.plus(i), Step::Install));
+                (arrived..pages).for_each(|i| self.step(page.plus(i), Step::PutBack));
+                self.counters.fetched_pages += outcome.done;
+            }
+            Plan::Zero { page: None, .. } | Plan::Lost { .. } => {}
+            Plan::NoRoom => return Served::Later,
+        }
+        self.note_local();
+        match outcome {
+            Outcome { done: 1.., .. } => {}
+            Outcome { stop: Some(Stop::Changing | Stop::NoMemory), .. } => return Served::Later,
+            Outcome { stop: Some(Stop::Exists | Stop::Gone), .. } => {
+                self.counters.faults += 1;
+                return Served::Wake;
+            }
+            Outcome { stop: None, .. } => {}
+        }
+        self.counters.faults += 1;
+        Served::Yes
+    }
+
+    /// The store could not give the page that `plan`, a fetch, asked for first (`within` pages into it). The pages
+    /// before it may be installed: the plan for those, if any.
+    pub fn fetch_failed(&mut self, plan: Plan, within: u64) -> Option<Plan> {
+        let Plan::Fetch { address, page, pages } = plan else { unreachable!("only fetches fail in the store") };
+        self.step(page.plus(within), Step::Lose);
+        self.counters.lost_pages += 1;
+        (within + 1..pages).for_each(|i| self.step(page.plus(i), Step::PutBack));
+        (within > 0).then_some(Plan::Fetch { address, page, pages: within })
+    }
+
+    /// Every count against the table: for tests and for the simulator.
+    ///
+    /// # Panics
+    /// When an invariant of the module is broken.
+    pub fn audit(&self) {
+        let (mut mapped, mut used) = (0, 0);
+        let mut buffers: Vec<_> = self.free_buffers.clone();
+        self.table.used_in(PageIndex(0), u64::MAX, |_, entry| {
+            mapped += u64::from(entry.state() == State::Mapped);
+            used += 1;
+            buffers.extend(entry.buffer());
+        });
+        assert_eq!((mapped, used), (self.table.mapped(), self.table.used()));
+        buffers.sort_unstable_by_key(|buffer| buffer.0);
+        assert!(buffers.iter().map(|buffer| buffer.0).eq(0..self.buffers), "each buffer has exactly one owner");
+    }
+
+    fn used_buffers(&self) -> u64 {
+        u64::from(self.buffers) - self.free_buffers.len() as u64
+    }
+
+    /// One step of one page, with what it releases put where it belongs.
+    pub(crate) fn step(&mut self, page: PageIndex, step: Step) {
+        let Released { buffer, handle } = self
+            .table
+            .update(page, |entry| entry.step(step))
+            .unwrap_or_else(|illegal| panic!("page {page:?}: {illegal:?}"));
+        self.free_buffers.extend(buffer);
+        self.released.extend(handle);
+    }
+
+    /// Keeps the peaks; call it after pages became local.
+    pub(crate) fn note_local(&mut self) {
+        self.used_peak = self.used_peak.max(self.table.used());
+        self.counters.local_peak_pages = self.counters.local_peak_pages.max(self.local_pages());
+    }
+}

@@ -1,0 +1,198 @@
+//! Which addresses of which target are managed, and which pages they name.
+//!
+//! A page keeps its [`PageIndex`] when its mapping moves; indices are handed out once and never again, so a stale
+//! index names nothing rather than something else.
+
+use std::collections::BTreeMap;
+use std::ops::Bound::{Excluded, Included, Unbounded};
+
+use crate::table::CHUNK_PAGES;
+use crate::units::{Address, PageIndex, Span, TargetId};
+
+/// A managed range of one target, or the part of it that a question was about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// Whose it is.
+    pub target: TargetId,
+    /// Where it is mapped.
+    pub span: Span,
+    /// The page at its start; the others follow.
+    pub first: PageIndex,
+}
+
+impl Region {
+    /// The page at `address`, which must lie inside.
+    pub fn page_at(&self, address: Address) -> PageIndex {
+        self.first.plus(address.pages_since(self.span.start))
+    }
+
+    fn part(&self, span: Span) -> Self {
+        Self { target: self.target, span, first: self.page_at(span.start) }
+    }
+}
+
+/// All regions, by address and by page.
+#[derive(Debug, Default)]
+pub struct Regions {
+    by_address: BTreeMap<(TargetId, Address), Region>,
+    by_page: BTreeMap<PageIndex, (TargetId, Address)>,
+    next: u64,
+}
+
+impl Regions {
+    /// The region that holds `address`.
+    pub fn at(&self, target: TargetId, address: Address) -> Option<Region> {
+        let range = (Included((target, Address(0))), Included((target, address)));
+        self.by_address.range(range).next_back().map(|(_, region)| *region).filter(|r| address < r.span.end)
+    }
+
+    /// The address at which `page` is mapped, and in which target; none when its mapping is gone.
+    pub fn address_of(&self, page: PageIndex) -> Option<(TargetId, Address)> {
+        let (_, key) = self.by_page.range((Unbounded, Included(page))).next_back()?;
+        let region = self.by_address[key];
+        let address = region.span.start.plus_pages(page.0 - region.first.0);
+        (address < region.span.end).then_some((region.target, address))
+    }
+
+    /// The managed parts of `span`, in order of address.
+    pub fn within(&self, target: TargetId, span: Span) -> Vec<Region> {
+        let before = self.at(target, span.start).map(|region| region.part(region.span.intersect(span).unwrap_or(span)));
+        let range = (Excluded((target, span.start)), Excluded((target, span.end)));
+        let after = self.by_address.range(range);
+        before
+            .into_iter()
+            .chain(after.filter_map(|(_, region)| Some(region.part(region.span.intersect(span)?))))
+            .collect()
+    }
+
+    /// All regions of `target`, in order of address.
+    pub fn of(&self, target: TargetId) -> impl Iterator<Item = Region> + '_ {
+        let range = (Included((target, Address(0))), Included((target, Address(u64::MAX))));
+        self.by_address.range(range).map(|(_, region)| *region)
+    }
+
+    /// Adds what of `span` is not managed yet; returns the new parts.
+    pub fn add(&mut self, target: TargetId, span: Span) -> Vec<Region> {
+        let mut cursor = span.start;
+        let mut added = Vec::new();
+        let known = self.within(target, span);
+        for gap_end in known.iter().map(|region| region.span).chain([Span { start: span.end, end: span.end }]) {
+            if cursor < gap_end.start {
+                added.push(self.insert_new(target, Span { start: cursor, end: gap_end.start }));
+            }
+            cursor = gap_end.end;
+        }
+        added
+    }
+
+    /// Forgets `span`, splitting what reaches over its ends; returns the parts that were managed.
+    pub fn remove(&mut self, target: TargetId, span: Span) -> Vec<Region> {
+        let parts = self.within(target, span);
+        for part in &parts {
+            let whole = self.at(target, part.span.start).expect("the part came from it");
+            self.take(whole);
+            if whole.span.start < part.span.start {
+                self.put(whole.part(Span { start: whole.span.start, end: part.span.start }));
+            }
+            if part.span.end < whole.span.end {
+                self.put(whole.part(Span { start: part.span.end, end: whole.span.end }));
+            }
+        }
+        parts
+    }
+
+    /// The pages of `span` are mapped at `to` from now on. `to` must be free (a moved mapping replaces what was there).
+    pub fn relocate(&mut self, target: TargetId, span: Span, to: Address) {
+        for part in self.remove(target, span) {
+            let start = to.plus_pages(part.span.start.pages_since(span.start));
+            self.put(Region { target, span: Span::of_pages(start, part.span.pages()), first: part.first });
+        }
+    }
+
+    fn insert_new(&mut self, target: TargetId, span: Span) -> Region {
+        // A large region starts congruent with its address modulo a chunk, so that a chunk covers an aligned 2 MiB of
+        // address space. Small ones share chunks: a thousand regions of a page each must not cost a thousand chunks.
+        let chunk = CHUNK_PAGES as u64;
+        let first = if span.pages() < chunk {
+            self.next
+        } else {
+            self.next.next_multiple_of(chunk) + span.start.pages_since(Address(0)) % chunk
+        };
+        let region = Region { target, span, first: PageIndex(first) };
+        self.next = first + span.pages();
+        self.put(region);
+        region
+    }
+
+    fn put(&mut self, region: Region) {
+        self.by_address.insert((region.target, region.span.start), region);
+        self.by_page.insert(region.first, (region.target, region.span.start));
+    }
+
+    fn take(&mut self, region: Region) {
+        self.by_address.remove(&(region.target, region.span.start));
+        self.by_page.remove(&region.first);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TARGET: TargetId = TargetId(1);
+
+    fn span(start: u64, end: u64) -> Span {
+        Span { start: Address(start * 4096), end: Address(end * 4096) }
+    }
+
+    fn spans(regions: &[Region]) -> Vec<Span> {
+        regions.iter().map(|region| region.span).collect()
+    }
+
+    #[test]
+    fn adding_fills_only_the_gaps() {
+        let mut regions = Regions::default();
+        assert_eq!(spans(&regions.add(TARGET, span(10, 20))), [span(10, 20)]);
+        assert_eq!(spans(&regions.add(TARGET, span(30, 40))), [span(30, 40)]);
+        assert_eq!(spans(&regions.add(TARGET, span(5, 50))), [span(5, 10), span(20, 30), span(40, 50)]);
+        assert_eq!(spans(&regions.add(TARGET, span(5, 50))), []);
+        assert_eq!(regions.add(TargetId(2), span(5, 50)).len(), 1);
+    }
+
+    #[test]
+    fn a_hole_splits_a_region_and_pages_keep_their_identity() {
+        let mut regions = Regions::default();
+        let whole = regions.add(TARGET, span(0, 100))[0];
+        assert_eq!(spans(&regions.remove(TARGET, span(40, 60))), [span(40, 60)]);
+        assert_eq!(regions.at(TARGET, Address(50 * 4096)), None);
+        for page in [0_u64, 39, 60, 99] {
+            let address = Address(page * 4096);
+            let region = regions.at(TARGET, address).expect("outside the hole");
+            assert_eq!(region.page_at(address), whole.first.plus(page));
+            assert_eq!(regions.address_of(whole.first.plus(page)), Some((TARGET, address)));
+        }
+        assert_eq!(regions.address_of(whole.first.plus(50)), None);
+    }
+
+    #[test]
+    fn a_moved_mapping_keeps_its_pages() {
+        let mut regions = Regions::default();
+        let whole = regions.add(TARGET, span(0, 10))[0];
+        regions.relocate(TARGET, span(2, 6), Address(100 * 4096));
+        assert_eq!(regions.address_of(whole.first.plus(3)), Some((TARGET, Address(101 * 4096))));
+        assert_eq!(spans(&regions.of(TARGET).collect::<Vec<_>>()), [span(0, 2), span(6, 10), span(100, 104)]);
+        regions.add(TARGET, span(2, 6));
+        let again = regions.at(TARGET, Address(3 * 4096)).expect("added");
+        assert_ne!(again.page_at(Address(3 * 4096)), whole.first.plus(3), "an index is never used twice");
+    }
+
+    #[test]
+    fn within_clips_at_both_ends() {
+        let mut regions = Regions::default();
+        regions.add(TARGET, span(0, 10));
+        regions.add(TARGET, span(20, 30));
+        assert_eq!(spans(&regions.within(TARGET, span(5, 25))), [span(5, 10), span(20, 25)]);
+        assert_eq!(spans(&regions.within(TARGET, span(10, 20))), []);
+        assert_eq!(spans(&regions.within(TARGET, span(0, 1))), [span(0, 1)]);
+    }
+}

@@ -1,0 +1,272 @@
+//! The page table: an [`Entry`] for each page that was ever touched, in chunks of 2 MiB of address space.
+//!
+//! A chunk exists only where something was touched, so a sparse region costs what it touches: eight bytes a page and
+//! a header a chunk. Chunks come from a stock that is refilled outside the fault path ([`Table::restock`]).
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+use crate::page::{Entry, State};
+use crate::units::PageIndex;
+
+/// Pages in a chunk.
+pub const CHUNK_PAGES: usize = 512;
+const CHUNK_PAGES_U64: u64 = CHUNK_PAGES as u64;
+
+/// Chunks kept in stock: 64 MiB of first touches between two refills.
+const STOCK: usize = 32;
+
+struct Chunk {
+    number: u64,
+    /// Entries in state `Mapped`: lets a sweep pass over what holds no victim.
+    mapped: u32,
+    /// Entries in any state but `Untouched`: a chunk without any is given back.
+    used: u32,
+    entries: [Entry; CHUNK_PAGES],
+}
+
+impl Chunk {
+    fn new() -> Box<Self> {
+        Box::new(Self { number: 0, mapped: 0, used: 0, entries: [Entry::UNTOUCHED; CHUNK_PAGES] })
+    }
+}
+
+/// Chunk numbers are small integers that nobody outside chooses: one multiplication spreads them.
+#[derive(Default)]
+struct ChunkHasher(u64);
+
+impl Hasher for ChunkHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("only chunk numbers are hashed");
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.0 = number.wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(26);
+    }
+}
+
+/// Entries by page index.
+#[derive(Default)]
+pub struct Table {
+    chunks: Vec<Option<Box<Chunk>>>,
+    vacant: Vec<usize>,
+    slots: HashMap<u64, usize, BuildHasherDefault<ChunkHasher>>,
+    stock: Vec<Box<Chunk>>,
+    mapped: u64,
+    used: u64,
+}
+
+/// Where a sweep stands: a chunk's slot and a page in it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Hand {
+    slot: usize,
+    page: usize,
+}
+
+impl Table {
+    /// The entry of `page`; untouched when it has none.
+    pub fn get(&self, page: PageIndex) -> Entry {
+        let (number, within) = split(page);
+        self.slots
+            .get(&number)
+            .and_then(|&slot| self.chunks[slot].as_deref())
+            .map_or(Entry::UNTOUCHED, |chunk| chunk.entries[within])
+    }
+
+    /// Changes the entry of `page` and returns what `change` returns.
+    pub fn update<T>(&mut self, page: PageIndex, change: impl FnOnce(&mut Entry) -> T) -> T {
+        let (number, within) = split(page);
+        let slot = match self.slots.get(&number) {
+            Some(&slot) => slot,
+            None => self.add_chunk(number),
+        };
+        let chunk = self.chunks[slot].as_deref_mut().expect("slots name chunks that exist");
+        let entry = &mut chunk.entries[within];
+        let before = entry.state();
+        let result = change(entry);
+        let after = entry.state();
+        if before != after {
+            let mapped = i64::from(after == State::Mapped) - i64::from(before == State::Mapped);
+            let used = i64::from(after != State::Untouched) - i64::from(before != State::Untouched);
+            chunk.mapped = chunk.mapped.wrapping_add_signed(i32::try_from(mapped).expect("-1 to 1"));
+            chunk.used = chunk.used.wrapping_add_signed(i32::try_from(used).expect("-1 to 1"));
+            self.mapped = self.mapped.wrapping_add_signed(mapped);
+            self.used = self.used.wrapping_add_signed(used);
+            if chunk.used == 0 {
+                self.drop_chunk(slot);
+            }
+        }
+        result
+    }
+
+    /// Pages in state `Mapped`.
+    pub fn mapped(&self) -> u64 {
+        self.mapped
+    }
+
+    /// Pages in any state but `Untouched`.
+    pub fn used(&self) -> u64 {
+        self.used
+    }
+
+    /// Bytes that the table occupies.
+    pub fn bytes(&self) -> u64 {
+        let chunks = (self.slots.len() + self.stock.len()) * size_of::<Chunk>();
+        let index = self.slots.capacity() * size_of::<(u64, usize)>() + self.chunks.capacity() * size_of::<usize>();
+        (chunks + index) as u64
+    }
+
+    /// The used pages of `[start, start + pages)`, in order. Costs what the range has touched, not its length, as
+    /// long as the range is longer than the table.
+    pub fn used_in(&self, start: PageIndex, pages: u64, mut each: impl FnMut(PageIndex, Entry)) {
+        let end = start.0 + pages;
+        let (first, last) = (start.0 / CHUNK_PAGES_U64, end.div_ceil(CHUNK_PAGES_U64));
+        let mut visit = |chunk: &Chunk| {
+            let base = chunk.number * CHUNK_PAGES_U64;
+            let from = start.0.saturating_sub(base).min(CHUNK_PAGES_U64);
+            let to = (end - base).min(CHUNK_PAGES_U64);
+            for within in from..to {
+                let entry = chunk.entries[usize::try_from(within).expect("below 512")];
+                if entry.state() != State::Untouched {
+                    each(PageIndex(base + within), entry);
+                }
+            }
+        };
+        if last - first <= self.slots.len() as u64 {
+            (first..last).filter_map(|n| self.slots.get(&n)).filter_map(|&s| self.chunks[s].as_deref()).for_each(visit);
+        } else {
+            let mut numbers: Vec<_> = self.slots.keys().copied().filter(|n| (first..last).contains(n)).collect();
+            numbers.sort_unstable();
+            numbers.iter().filter_map(|n| self.chunks[self.slots[n]].as_deref()).for_each(&mut visit);
+        }
+    }
+
+    /// The next capturable page at or after `hand` that has no second chance left; passes over at most `chunks_max`
+    /// chunks. Takes the second chances it meets.
+    pub fn sweep(&mut self, hand: &mut Hand, chunks_max: &mut usize) -> Option<PageIndex> {
+        while *chunks_max > 0 {
+            if hand.slot >= self.chunks.len() {
+                *hand = Hand::default();
+                if self.chunks.is_empty() {
+                    return None;
+                }
+            }
+            if let Some(chunk) = self.chunks[hand.slot].as_deref_mut().filter(|chunk| chunk.mapped > 0) {
+                while hand.page < CHUNK_PAGES {
+                    let within = hand.page;
+                    hand.page += 1;
+                    let entry = &mut chunk.entries[within];
+                    if entry.is_candidate() && !entry.take_chance() {
+                        return Some(PageIndex(chunk.number * CHUNK_PAGES_U64 + within as u64));
+                    }
+                }
+            }
+            hand.slot += 1;
+            hand.page = 0;
+            *chunks_max -= 1;
+        }
+        None
+    }
+
+    /// Chunks there are, for bounding a sweep.
+    pub fn chunk_slots(&self) -> usize {
+        self.chunks.len()
+    }
+
+    /// Refills the stock. Allocates: call it when no fault waits.
+    pub fn restock(&mut self) {
+        while self.stock.len() < STOCK {
+            self.stock.push(Chunk::new());
+        }
+        self.chunks.reserve(STOCK);
+        self.vacant.reserve(STOCK);
+        self.slots.reserve(STOCK);
+    }
+
+    fn add_chunk(&mut self, number: u64) -> usize {
+        let mut chunk = self.stock.pop().unwrap_or_else(Chunk::new);
+        chunk.number = number;
+        let slot = self.vacant.pop().unwrap_or_else(|| {
+            self.chunks.push(None);
+            self.chunks.len() - 1
+        });
+        self.chunks[slot] = Some(chunk);
+        self.slots.insert(number, slot);
+        slot
+    }
+
+    fn drop_chunk(&mut self, slot: usize) {
+        let chunk = self.chunks[slot].take().expect("its last page was just given up");
+        debug_assert!(chunk.entries.iter().all(|entry| entry.state() == State::Untouched), "no page is forgotten");
+        self.slots.remove(&chunk.number);
+        self.vacant.push(slot);
+        if self.stock.len() < STOCK {
+            let mut chunk = chunk;
+            chunk.entries.fill(Entry::UNTOUCHED);
+            self.stock.push(chunk);
+        }
+    }
+}
+
+fn split(page: PageIndex) -> (u64, usize) {
+    (page.0 / CHUNK_PAGES_U64, usize::try_from(page.0 % CHUNK_PAGES_U64).expect("below 512"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::page::Step;
+
+    fn map(table: &mut Table, page: u64) {
+        table.update(PageIndex(page), |entry| entry.step(Step::Fill)).expect("legal");
+    }
+
+    #[test]
+    fn a_chunk_lives_as_long_as_a_page_of_it() {
+        let mut table = Table::default();
+        map(&mut table, 5);
+        map(&mut table, 5000);
+        assert_eq!((table.mapped(), table.used(), table.slots.len()), (2, 2, 2));
+        table.update(PageIndex(5), |entry| entry.step(Step::CaptureZero)).expect("legal");
+        assert_eq!((table.mapped(), table.used(), table.slots.len()), (1, 1, 1));
+        assert_eq!(table.get(PageIndex(5)), Entry::UNTOUCHED);
+        assert_eq!(table.get(PageIndex(5000)).state(), State::Mapped);
+    }
+
+    #[test]
+    fn a_huge_sparse_range_costs_what_it_touches() {
+        let mut table = Table::default();
+        for page in [0, 1 << 24, 1 << 40] {
+            map(&mut table, page);
+        }
+        let mut seen = Vec::new();
+        table.used_in(PageIndex(1), 1 << 40, |page, _| seen.push(page.0));
+        assert_eq!(seen, [1 << 24, 1 << 40]);
+        assert!(table.bytes() < 64 << 10);
+    }
+
+    #[test]
+    fn a_sweep_visits_every_candidate_once_a_turn_and_honours_second_chances() {
+        let mut table = Table::default();
+        for page in [3, 4, 700, 5000] {
+            map(&mut table, page);
+        }
+        table.update(PageIndex(4), Entry::set_referenced);
+        let mut hand = Hand::default();
+        let mut turn = |table: &mut Table| {
+            let mut chunks = 3;
+            let mut seen = Vec::new();
+            while let Some(page) = table.sweep(&mut hand, &mut chunks) {
+                seen.push(page.0);
+            }
+            seen.sort_unstable();
+            seen
+        };
+        assert_eq!(turn(&mut table), [3, 700, 5000]);
+        assert_eq!(turn(&mut table), [3, 4, 700, 5000]);
+    }
+}
