@@ -1,2 +1,114 @@
-//! The `spillway` command.
-fn main() {}
+//! The `spillway` command: one file a command.
+//!
+//! Invariants: standard output belongs to the target, to `ps` and to `doctor`; everything else we say goes to standard
+//! error, a line at a time. Every way to end is listed in [`EXIT_STATUSES`].
+
+mod attach;
+mod control;
+mod detach;
+mod doctor;
+mod failure;
+mod lines;
+mod local;
+mod pager_process;
+mod pool;
+mod processes;
+mod progress;
+mod ps;
+mod report;
+mod resize;
+mod run;
+mod say;
+mod service;
+mod sockets;
+mod sys;
+
+use clap::error::{ContextKind, ErrorKind};
+use clap::{Parser, Subcommand};
+use failure::{Failure, REFUSED};
+use std::process::ExitCode;
+
+const EXIT_STATUSES: &str = "\
+Exit status:
+  0    done
+  1    something that was begun could not be finished, or doctor found something amiss
+  2    refused: the line on standard error says what to do, and nothing was changed
+  run  the program's own status, or 128 + the number of the signal that ended it;
+       70 if the pager died (the program is killed: its memory is gone),
+       126 if the program cannot be executed, 127 if it is not found
+
+Examples:
+  spillway run --local 2G -- python3 train.py
+  spillway attach 4711 --local 1G
+  spillway resize 4711 4G";
+
+/// Runs or adopts any program inside a budget of local memory; the rest goes to a pool
+#[derive(Parser)]
+#[command(version, after_help = EXIT_STATUSES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a program inside a budget of local memory
+    Run(run::Args),
+    /// Adopt a process that runs already; Ctrl-C or `detach` lets it go
+    Attach(attach::Args),
+    /// Bring all pages of a process home and let it go
+    Detach(detach::Args),
+    /// Change the budget of a managed process
+    Resize(resize::Args),
+    /// List managed processes and what they hold
+    Ps(ps::Args),
+    /// Examine this machine: what is missing, what it costs, what mends it
+    Doctor(doctor::Args),
+    #[command(name = "__pager", hide = true)]
+    Pager(pager_process::Args),
+}
+
+fn main() -> ExitCode {
+    let done = Cli::try_parse().map_or_else(|error| misused(&error), |cli| perform(&cli.command));
+    let status = done.unwrap_or_else(|failure| {
+        say::note(&failure);
+        failure.status
+    });
+    ExitCode::from(status)
+}
+
+fn perform(command: &Command) -> Result<u8, Failure> {
+    match command {
+        Command::Run(args) => run::run(args),
+        Command::Attach(args) => attach::attach(args),
+        Command::Detach(args) => detach::detach(args),
+        Command::Resize(args) => resize::resize(args),
+        Command::Ps(args) => ps::ps(args),
+        Command::Doctor(args) => doctor::doctor(args),
+        Command::Pager(args) => pager_process::serve(args),
+    }
+}
+
+/// One line for what the parser explains in many; its help texts as they are.
+fn misused(error: &clap::Error) -> Result<u8, Failure> {
+    let text = error.to_string();
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            say::print(&text);
+            return Ok(0);
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
+            return Err(Failure::new(REFUSED, "say what to do: `spillway run -- CMD`, or see `spillway --help`"));
+        }
+        _ => {}
+    }
+    let what: Vec<&str> = text.lines().take_while(|line| !line.is_empty()).map(str::trim).collect();
+    let what = what.join(" ");
+    let what = what.strip_prefix("error: ").unwrap_or(&what);
+    let suggested = [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand]
+        .into_iter()
+        .find_map(|kind| error.get(kind))
+        .map(|suggested| format!("; did you mean {suggested}?"))
+        .unwrap_or_default();
+    Err(Failure::new(REFUSED, format!("{what}{suggested}; see `spillway --help`")))
+}

@@ -1,0 +1,115 @@
+//! `spillway attach`: adopts a process that runs already, and serves it until it ends or is let go.
+//!
+//! Invariants: we end only when the target has ended or all of its pages are home; no signal but SIGKILL shortens that.
+//! If we are killed, the target stops rather than reads zeros.
+
+use crate::failure::{FAILED, Failure};
+use crate::progress::{self, Progress};
+use crate::report::{self, StatsFile};
+use crate::service::{Detachment, Service};
+use crate::{control, local, pool, say, sockets, sys};
+use spillway_core::size::Bytes;
+use spillway_pager::{OnPagerDeath, Options, Pager};
+use std::path::PathBuf;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+/// How often the target's end and the progress of a detachment are looked at.
+const TICK: Duration = Duration::from_millis(100);
+
+/// What `spillway attach` is given.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The process to adopt, with its descendants
+    #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
+    pid: i32,
+    /// Local memory for the process and its children: 512M, 2G, or a share of what they have touched
+    #[arg(long, value_name = "SIZE|PERCENT", default_value = "50%")]
+    local: String,
+    /// Where the rest goes: local: keeps it compressed in this host's memory
+    #[arg(long, value_name = "URL", default_value = pool::DEFAULT)]
+    pool: String,
+    /// Write the final counters to this file, as JSON
+    #[arg(long, value_name = "FILE")]
+    stats: Option<PathBuf>,
+    /// Say nothing but what went wrong
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+/// Adopts the process and stays until it is gone or free.
+pub(crate) fn attach(args: &Args) -> Result<u8, Failure> {
+    let local = local::parse(&args.local)?;
+    pool::parse(&args.pool)?;
+    let mut stats = args.stats.as_deref().map(StatsFile::prepare).transpose()?;
+    sys::block_signals();
+    let options = Options { local, store: pool::open(&args.pool)?, on_pager_death: OnPagerDeath::HoldTarget };
+    let service = Arc::new(Service::new(Pager::adopt(args.pid, options)?, args.pid, 0));
+    let listening = sockets::bind().and_then(|(listener, bound)| {
+        let listening = control::listen(listener, Arc::clone(&service)).map_err(|error| error.to_string());
+        listening.map(|()| bound)
+    });
+    if !args.quiet {
+        let now = service.snapshot();
+        let (pause, touched) = (now.adopt_pause_us, Bytes(now.touched_bytes));
+        say::note(format!(
+            "adopted process {} in a pause of {pause:.0} us, {touched} touched; Ctrl-C lets it go",
+            args.pid
+        ));
+        if let Err(warning) = &listening {
+            say::note(warning);
+        }
+    }
+    serve(&service);
+    let last = service.snapshot();
+    if !args.quiet {
+        say::note(report::summary(&last));
+    }
+    stats.as_mut().map_or(Ok(0), |stats| stats.write(&last).map(|()| 0))
+}
+
+/// Returns when the target has ended or all pages are home.
+fn serve(service: &Arc<Service>) {
+    let mut progress = None;
+    let (told, failures) = mpsc::channel();
+    loop {
+        let asked = sys::next_signal(Some(TICK))
+            .is_some_and(|caught| matches!(caught.number, libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT));
+        if let Ok(failure) = failures.try_recv() {
+            say::note(format!("{failure}; the target stays managed"));
+        }
+        match service.detachment() {
+            Detachment::Done => return,
+            Detachment::None => {
+                progress = None;
+                if !service.has_targets() {
+                    return;
+                }
+                if asked {
+                    detach(service, told.clone());
+                }
+            }
+            Detachment::Running(done, total, since) => {
+                let line = progress.get_or_insert_with(Progress::new);
+                line.show(done, total, since);
+                if asked {
+                    *line = Progress::new();
+                    let left = progress::left(done, total, since.elapsed());
+                    say::note(format!("{done} of {total} pages are home{left}; stopping now would lose the rest"));
+                }
+            }
+        }
+    }
+}
+
+fn detach(service: &Arc<Service>, told: mpsc::Sender<String>) {
+    let service = Arc::clone(service);
+    let work = move || {
+        if let Err(failure) = service.detach(&mut |_, _| {}) {
+            let _ = told.send(failure);
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("detach".into()).spawn(work) {
+        say::note(Failure::new(FAILED, format!("cannot begin to detach: {error}; try again")));
+    }
+}

@@ -1,0 +1,70 @@
+//! `--local` and the size of `resize`: bytes, or a share of what the targets have touched.
+
+use crate::failure::Failure;
+use spillway_core::size::{Bytes, parse_bytes};
+use spillway_pager::{LOCAL_FLOOR_BYTES, Local};
+
+const FLOOR: Bytes = Bytes(LOCAL_FLOOR_BYTES);
+
+/// Parses `512M`, `2G`, `1073741824` or `50%`.
+pub(crate) fn parse(text: &str) -> Result<Local, Failure> {
+    let refuse = |why: String| Err(Failure::refused(why));
+    if let Some(number) = text.strip_suffix('%') {
+        return match number.parse() {
+            Ok(percent @ 1..=100) => Ok(Local::Percent(percent)),
+            _ => refuse(format!("`{text}` is no share: give 1% to 100%, or a size such as 512M")),
+        };
+    }
+    match parse_bytes(text) {
+        Err(error) => refuse(error.to_string()),
+        Ok(bytes) if bytes < LOCAL_FLOOR_BYTES => {
+            refuse(format!("`{text}` of local memory is too little to run in: give at least {FLOOR}"))
+        }
+        Ok(bytes) => Ok(Local::Bytes(bytes)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_shares() {
+        for (text, local) in [
+            ("4M", Local::Bytes(4 << 20)),
+            ("2g", Local::Bytes(2 << 30)),
+            ("1073741824", Local::Bytes(1 << 30)),
+            ("1%", Local::Percent(1)),
+            ("100%", Local::Percent(100)),
+        ] {
+            assert_eq!(parse(text).ok(), Some(local), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_size_is_refused_with_a_remedy() {
+        for text in [
+            "",
+            "%",
+            "0%",
+            "101%",
+            "300%",
+            "-5%",
+            "x",
+            "M",
+            "-1M",
+            "1X",
+            "99999999999999999999",
+            "18446744073709551615T",
+            "½G",
+            "1 G G",
+        ] {
+            let failure = parse(text).expect_err(text);
+            assert_eq!(failure.status, crate::failure::REFUSED);
+            assert!(failure.to_string().contains(": "), "{failure}");
+        }
+        for text in ["0", "1", "4095K", "3M"] {
+            assert!(parse(text).expect_err(text).to_string().contains("at least 4.0 MiB"));
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! The pager of `spillway run`: a process beside the target's, started by the front and tied to it by a socket.
+//!
+//! Invariants: it has a session of its own, blocks all signals and holds none of the target's descriptors, so nothing
+//! that is meant for the target reaches it and nothing waits for it. It ends when the front is gone and no target is
+//! left, not earlier: whoever outlives the command still has memory here.
+
+use crate::control::{self, Reply, Request};
+use crate::failure::{FAILED, Failure};
+use crate::lines::Lines;
+use crate::service::{Listing, Service};
+use crate::{local, pool, sockets, sys};
+use serde_json::json;
+use spillway_pager::{OnPagerDeath, Options, Pager, Snapshot};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+/// How long the pager may take to start: it checks the machine and reserves its memory.
+const START_LIMIT: Duration = Duration::from_secs(60);
+/// How long the final counters may take.
+const STATS_LIMIT: Duration = Duration::from_secs(5);
+/// How often the pager asks whether targets are left once the front is gone.
+const TARGETS_EVERY: Duration = Duration::from_millis(250);
+
+/// What the front hands over.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The inherited socket
+    #[arg(long)]
+    socket: i32,
+    /// The process whose descendants are followed
+    #[arg(long)]
+    front: i32,
+    /// As for `run`
+    #[arg(long)]
+    local: String,
+    /// As for `run`
+    #[arg(long)]
+    pool: String,
+}
+
+/// The pager's process as the front sees it.
+pub(crate) struct PagerProcess {
+    child: Child,
+    lines: Lines,
+}
+
+impl PagerProcess {
+    /// Starts the pager of this process's future children, and waits until it is ready.
+    pub(crate) fn start(local: &str, pool: &str) -> Result<(Self, Option<String>), Failure> {
+        let failed = |error| Failure::new(FAILED, format!("the pager could not be started: {error}"));
+        let (ours, theirs) = UnixStream::pair().map_err(failed)?;
+        // The name in /proc is right even when the file was replaced or deleted meanwhile.
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("spillway").arg("__pager");
+        command.arg(format!("--socket={}", theirs.as_raw_fd()));
+        command.arg(format!("--front={}", std::process::id()));
+        command.arg(format!("--local={local}")).arg(format!("--pool={pool}"));
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        sys::prepare_pager(&mut command, theirs.as_raw_fd());
+        let mut child = command.spawn().map_err(failed)?;
+        drop(theirs);
+        let mut lines = Lines::new(ours).map_err(failed)?;
+        let answer = lines.next(Some(START_LIMIT)).map_err(|error| error.to_string());
+        match answer.and_then(|line| serde_json::from_slice(&line).map_err(|error| error.to_string())) {
+            Ok(Reply::Ok(ready)) => {
+                let warning = ready.get("warning").and_then(|text| text.as_str()).map(str::to_owned);
+                Ok((Self { child, lines }, warning))
+            }
+            Ok(Reply::Error(text)) => {
+                let _ = child.wait();
+                Err(Failure::refused(text))
+            }
+            Ok(Reply::Progress(..)) | Err(_) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                Err(Failure::new(FAILED, "the pager did not start: see the lines above, and try `spillway doctor`"))
+            }
+        }
+    }
+
+    /// Tells which process was started.
+    pub(crate) fn set_target(&mut self, pid: i32) {
+        let _ = control::ask(&mut self.lines, &Request::Target { pid }, STATS_LIMIT, &mut |_, _| {});
+    }
+
+    /// The counters now; `None` when the pager does not answer.
+    pub(crate) fn snapshot(&mut self) -> Option<Snapshot> {
+        let answer = control::ask(&mut self.lines, &Request::Stats, STATS_LIMIT, &mut |_, _| {}).ok()?;
+        serde_json::from_value::<Listing>(answer).ok().map(|listing| listing.snapshot)
+    }
+
+    /// Whether the process has ended.
+    pub(crate) fn is_dead(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(Some(_)))
+    }
+}
+
+/// Serves until the front and all targets are gone.
+pub(crate) fn serve(args: &Args) -> Result<u8, Failure> {
+    let failed = |error: std::io::Error| Failure::new(FAILED, error.to_string());
+    let socket = sys::take_inherited_socket(args.socket).map_err(failed)?;
+    sys::block_signals();
+    let mut front = Lines::new(socket).map_err(failed)?;
+    let service = match start(args) {
+        Ok(pager) => Arc::new(Service::new(pager, 0, args.front)),
+        Err(failure) => {
+            let _ = front.send(&Reply::Error(failure.to_string()));
+            return Ok(failure.status);
+        }
+    };
+    let (bound, warning) = match sockets::bind() {
+        Ok((listener, bound)) => (control::listen(listener, Arc::clone(&service)).map(|()| bound).ok(), None),
+        Err(warning) => (None, Some(warning)),
+    };
+    front.send(&Reply::Ok(json!({ "warning": warning }))).map_err(failed)?;
+    let (gone, wait_gone) = mpsc::channel::<()>();
+    let for_front = Arc::clone(&service);
+    let answer = move || {
+        control::answer_all(&mut front, &for_front, None);
+        drop(gone);
+    };
+    std::thread::Builder::new().name("front".into()).spawn(answer).map_err(failed)?;
+    let _ = wait_gone.recv(); // Returns when the front's end is closed.
+    sys::silence_stderr();
+    while service.has_targets() {
+        std::thread::sleep(TARGETS_EVERY);
+    }
+    drop(bound);
+    Ok(0)
+}
+
+fn start(args: &Args) -> Result<Pager, Failure> {
+    let options = Options {
+        local: local::parse(&args.local)?,
+        store: pool::open(&args.pool)?,
+        on_pager_death: OnPagerDeath::KillTarget,
+    };
+    let _ = std::env::set_current_dir("/"); // A file system that the target has left can be unmounted.
+    Ok(Pager::follow(args.front, options)?)
+}

@@ -1,0 +1,35 @@
+//! `--pool`: from a URL to a store and the thread that keeps it supplied.
+
+use crate::failure::{FAILED, Failure};
+use spillway_store::{Local, Refill, Store, pool::Url};
+use std::time::Duration;
+
+/// What `--pool` is when it is not given.
+pub(crate) const DEFAULT: &str = "local:";
+/// How often the embedded pool's reserve is filled up: four times while a full one lasts at full speed.
+const TOP_UP_EVERY: Duration = Duration::from_millis(10);
+
+/// Reads a URL; refuses one that names no pool.
+pub(crate) fn parse(url: &str) -> Result<Url, Failure> {
+    Url::parse(url).map_err(|error| Failure::refused(error.to_string()))
+}
+
+/// Builds the store.
+pub(crate) fn open(url: &str) -> Result<Box<dyn Store>, Failure> {
+    match parse(url)? {
+        Url::Local(config) => {
+            let (store, refill) = Local::new(config);
+            let supply = move || top_up(refill);
+            let started = std::thread::Builder::new().name("refill".into()).spawn(supply);
+            started
+                .map_err(|error| Failure::new(FAILED, format!("the pool's thread could not be started: {error}")))?;
+            Ok(Box::new(store))
+        }
+    }
+}
+
+fn top_up(mut refill: Refill) {
+    while refill.top_up() {
+        std::thread::sleep(TOP_UP_EVERY);
+    }
+}

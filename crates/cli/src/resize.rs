@@ -1,0 +1,25 @@
+//! `spillway resize`: asks a pager to keep another budget.
+
+use crate::control::{self, Request};
+use crate::failure::Failure;
+use crate::{local, sockets};
+
+/// What `spillway resize` is given.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// A managed process, or the `spillway run` before it
+    #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
+    pid: i32,
+    /// Local memory from now on: 512M, 2G, or a share of what was touched
+    #[arg(value_name = "SIZE|PERCENT", allow_hyphen_values = true)]
+    local: String,
+}
+
+/// Returns when the new budget is in force; memory above it is given back in the background.
+pub(crate) fn resize(args: &Args) -> Result<u8, Failure> {
+    local::parse(&args.local)?;
+    let mut found = sockets::pager_of(args.pid)?;
+    let request = Request::Resize { local: args.local.clone() };
+    control::ask(&mut found.lines, &request, sockets::ANSWER_LIMIT, &mut |_, _| {}).map_err(Failure::refused)?;
+    Ok(0)
+}

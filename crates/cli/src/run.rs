@@ -1,0 +1,196 @@
+//! `spillway run`: a program inside a budget, to its parent and its terminal as if it ran alone.
+//!
+//! Invariants: the target starts only when its pager is ready, in our process group, with the descriptors, signal mask
+//! and dispositions that we were given. It never outlives its memory: if the pager dies, the target is killed; if we
+//! are killed, the kernel kills the target.
+//!
+//! Signals: keys on the terminal reach the whole group, so the target has its own; what another process sends to us is
+//! sent on. A signal which somebody sends to the whole group reaches the target twice: the two cannot be told apart.
+
+use crate::failure::{FAILED, Failure, NOT_EXECUTABLE, NOT_FOUND, PAGER_DIED};
+use crate::pager_process::PagerProcess;
+use crate::report::{self, StatsFile};
+use crate::sys::{self, Caught, Change};
+use crate::{local, pool, processes, say};
+use std::ffi::OsString;
+use std::io::{self, ErrorKind};
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Command, ExitStatus};
+use std::time::Duration;
+
+/// What `spillway run` is given.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Local memory for the program and its children: 512M, 2G, or a share of what they have touched
+    #[arg(long, value_name = "SIZE|PERCENT", default_value = "50%")]
+    local: String,
+    /// Where the rest goes: local: keeps it compressed in this host's memory
+    #[arg(long, value_name = "URL", default_value = pool::DEFAULT)]
+    pool: String,
+    /// Write the final counters to this file, as JSON
+    #[arg(long, value_name = "FILE")]
+    stats: Option<PathBuf>,
+    /// No summary at the end
+    #[arg(short, long)]
+    quiet: bool,
+    /// The program to run and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
+    command: Vec<OsString>,
+}
+
+/// Runs the program to its end; the exit status is its own.
+pub(crate) fn run(args: &Args) -> Result<u8, Failure> {
+    local::parse(&args.local)?;
+    pool::parse(&args.pool)?;
+    let mut stats = args.stats.as_deref().map(StatsFile::prepare).transpose()?;
+    let (mut pager, warning) = PagerProcess::start(&args.local, &args.pool)?;
+    if let Some(warning) = warning.filter(|_| !args.quiet) {
+        say::note(warning);
+    }
+    // Until here a signal ends us as it would end any program.
+    let inherited = sys::block_signals();
+    let mut command = Command::new(&args.command[0]);
+    command.args(&args.command[1..]);
+    sys::prepare_target(&mut command, inherited);
+    let target = command.spawn().map_err(|error| not_started(&args.command[0], &error))?;
+    let target = i32::try_from(target.id()).unwrap_or(0);
+    pager.set_target(target);
+
+    let mut front = Front { target, pager, interrupted: None };
+    let status = front.wait_for_end()?;
+    let snapshot = front.pager.snapshot();
+    if snapshot.is_none() && status.signal() == Some(libc::SIGKILL) {
+        return Err(front.pager_died()); // The agent in the target was first to see it.
+    }
+    if let Some(snapshot) = snapshot {
+        if !args.quiet {
+            say::note(report::summary(&snapshot));
+        }
+        if let Some(failure) = stats.as_mut().and_then(|stats| stats.write(&snapshot).err()) {
+            say::note(failure);
+        }
+    } else {
+        say::note("the pager died after the program had ended: there are no counters");
+    }
+    drop(stats);
+    Ok(front.exit_status(status))
+}
+
+fn not_started(program: &OsString, error: &io::Error) -> Failure {
+    let program = say::clean(&program.to_string_lossy());
+    match error.kind() {
+        ErrorKind::NotFound => Failure::new(NOT_FOUND, format!("{program}: no such program")),
+        _ => Failure::new(NOT_EXECUTABLE, format!("{program}: cannot be executed: {error}")),
+    }
+}
+
+/// The process between the shell and the target.
+struct Front {
+    target: i32,
+    pager: PagerProcess,
+    /// The last of SIGINT and SIGQUIT that a key on the terminal sent to our group.
+    interrupted: Option<i32>,
+}
+
+impl Front {
+    /// Passes signals, stops and continuations between the target and the world until the target ends.
+    fn wait_for_end(&mut self) -> Result<ExitStatus, Failure> {
+        loop {
+            let mut continued = false;
+            let mut next = sys::next_signal(None);
+            while let Some(caught) = next {
+                continued |= self.pass_on(caught);
+                next = sys::next_signal(Some(Duration::ZERO));
+            }
+            if continued {
+                self.continue_target();
+            }
+            while let Some(change) = sys::child_change(self.target) {
+                match change {
+                    Change::Ended(status) => return Ok(status),
+                    Change::Stopped(signal) => sys::stop_self(signal),
+                    Change::Continued => {}
+                }
+            }
+            if self.pager.is_dead() {
+                return Err(self.pager_died());
+            }
+        }
+    }
+
+    /// Handles one signal; true when we were continued.
+    fn pass_on(&mut self, caught: Caught) -> bool {
+        match route(caught, sys::is_session_leader()) {
+            Route::Forward => sys::forward(self.target, caught),
+            Route::Keep if matches!(caught.number, libc::SIGINT | libc::SIGQUIT) => {
+                self.interrupted = Some(caught.number)
+            }
+            Route::Keep => {}
+            Route::Continue => return true,
+        }
+        false
+    }
+
+    /// Continues the target if whoever continued us did not do it for the whole group.
+    fn continue_target(&self) {
+        for _ in 0..5 {
+            if processes::state(self.target) != Some('T') {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        sys::send(self.target, libc::SIGCONT);
+    }
+
+    /// Ends the target and its descendants, whose memory is gone.
+    fn pager_died(&self) -> Failure {
+        sys::send(self.target, libc::SIGSTOP); // No new children while the present ones are ended.
+        for _ in 0..8 {
+            let left = processes::descendants(self.target);
+            if left.is_empty() {
+                break;
+            }
+            left.into_iter().for_each(|pid| sys::send(pid, libc::SIGKILL));
+        }
+        sys::send(self.target, libc::SIGKILL);
+        Failure::new(PAGER_DIED, "the pager died; the target was stopped because its memory is gone")
+    }
+
+    /// Our exit status for the target's. After an interrupt from the terminal that ended the target we end the same
+    /// way: a shell that runs a loop ends it only then.
+    fn exit_status(&self, status: ExitStatus) -> u8 {
+        if let Some(signal) = status.signal() {
+            if self.interrupted == Some(signal) {
+                sys::die_of(signal);
+            }
+            return u8::try_from(128 + signal).unwrap_or(FAILED);
+        }
+        status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(FAILED)
+    }
+}
+
+/// What is done with a signal that reached us.
+#[derive(Debug, PartialEq, Eq)]
+enum Route {
+    /// The target needs it from us.
+    Forward,
+    /// The target has its own, or it was meant for us.
+    Keep,
+    /// We were continued.
+    Continue,
+}
+
+fn route(caught: Caught, session_leader: bool) -> Route {
+    let by_kernel = caught.code > 0;
+    match caught.number {
+        libc::SIGCHLD => Route::Keep,
+        libc::SIGCONT => Route::Continue,
+        // Terminal keys, resizes and limits: every process has its own.
+        // A hang-up is told to the session's leader alone; an alarm set before exec is the program's.
+        libc::SIGHUP if by_kernel && session_leader => Route::Forward,
+        libc::SIGALRM if by_kernel => Route::Forward,
+        _ if by_kernel => Route::Keep,
+        _ => Route::Forward,
+    }
+}

@@ -1,0 +1,155 @@
+//! Where control sockets are, and who listens there.
+//!
+//! Invariants: a socket is made only in a directory that is ours and closed to others; an entry is removed only when
+//! its name is of our making and nobody listens any more; a pager that does not answer delays us by a bounded time.
+
+use crate::control::{self, Request};
+use crate::failure::Failure;
+use crate::lines::Lines;
+use crate::service::Listing;
+use crate::sys;
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// How long a pager may take to answer a short question.
+pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(3);
+
+/// A socket's name in the file system, removed when the pager ends in an orderly way.
+pub(crate) struct Bound(PathBuf);
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// Where this user's sockets may be, best first.
+fn own_directories() -> Vec<PathBuf> {
+    let uid = sys::effective_uid();
+    let runtime = if uid == 0 {
+        Some(PathBuf::from("/run/spillway"))
+    } else {
+        std::env::var_os("XDG_RUNTIME_DIR")
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute())
+            .map(|path| path.join("spillway"))
+    };
+    runtime.into_iter().chain([PathBuf::from(format!("/tmp/spillway-{uid}"))]).collect()
+}
+
+/// Where sockets may be that this user can reach: for root, also those of others.
+fn directories() -> Vec<PathBuf> {
+    let mut all = own_directories();
+    if sys::effective_uid() == 0 {
+        let entries = |path| fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
+        all.extend(entries("/run/user").map(|path| path.join("spillway")));
+        let others =
+            |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("spillway-"));
+        all.extend(entries("/tmp").filter(others));
+        all.sort();
+        all.dedup();
+    }
+    all
+}
+
+/// The owner of a socket directory that nobody else can write to.
+fn private_owner(path: &Path) -> io::Result<u32> {
+    let found = fs::symlink_metadata(path)?;
+    if found.is_dir() && found.mode() & 0o077 == 0 {
+        Ok(found.uid())
+    } else {
+        Err(io::Error::new(ErrorKind::PermissionDenied, "it is open to other users"))
+    }
+}
+
+/// Makes this process's socket. The error says what other commands cannot do for lack of it.
+pub(crate) fn bind() -> Result<(UnixListener, Bound), String> {
+    let mut why = String::new();
+    for directory in own_directories() {
+        match bind_in(&directory) {
+            Ok(bound) => return Ok(bound),
+            Err(error) => why = format!("{}: {error}", directory.display()),
+        }
+    }
+    Err(format!("no control socket, so ps, resize and detach will not find this pager: {why}"))
+}
+
+fn bind_in(directory: &Path) -> io::Result<(UnixListener, Bound)> {
+    match fs::DirBuilder::new().mode(0o700).create(directory) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    if private_owner(directory)? != sys::effective_uid() {
+        return Err(io::Error::new(ErrorKind::PermissionDenied, "it belongs to another user"));
+    }
+    let path = directory.join(format!("{}.sock", std::process::id()));
+    let _ = fs::remove_file(&path); // Left by a process that had our id.
+    let listener = UnixListener::bind(&path)?;
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
+    Ok((listener, Bound(path)))
+}
+
+/// Connects within [`ANSWER_LIMIT`]; a stopped pager with a full queue would keep a plain connect waiting.
+fn connect(path: PathBuf) -> io::Result<UnixStream> {
+    let (send, receive) = mpsc::channel();
+    std::thread::spawn(move || send.send(UnixStream::connect(path)));
+    receive.recv_timeout(ANSWER_LIMIT).unwrap_or_else(|_| Err(io::Error::from(ErrorKind::TimedOut)))
+}
+
+/// A pager that was found, and the connection to it.
+pub(crate) struct Found {
+    /// What it said of itself.
+    pub(crate) listing: Listing,
+    /// Ask it more.
+    pub(crate) lines: Lines,
+}
+
+/// All pagers that answer this user.
+pub(crate) fn pagers() -> Vec<Found> {
+    directories().iter().flat_map(|directory| pagers_in(directory)).collect()
+}
+
+fn pagers_in(directory: &Path) -> Vec<Found> {
+    let Ok(owner) = private_owner(directory) else { return Vec::new() };
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.filter_map(|entry| question(entry.path(), owner)).collect()
+}
+
+fn question(path: PathBuf, owner: u32) -> Option<Found> {
+    path.file_name()?.to_str()?.strip_suffix(".sock")?.parse::<u32>().ok()?;
+    let stream = match connect(path.clone()) {
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
+            let _ = fs::remove_file(path); // Its pager is dead.
+            return None;
+        }
+        stream => stream.ok()?,
+    };
+    if sys::peer_uid(&stream).ok()? != owner {
+        return None;
+    }
+    let mut lines = Lines::new(stream).ok()?;
+    let answer = control::ask(&mut lines, &Request::Stats, ANSWER_LIMIT, &mut |_, _| {}).ok()?;
+    Some(Found { listing: serde_json::from_value(answer).ok()?, lines })
+}
+
+/// The pager of a process: of its root, of one of its descendants, or of the `spillway run` before it.
+pub(crate) fn pager_of(pid: i32) -> Result<Found, Failure> {
+    let mut pagers = pagers();
+    let manages = |of: &Listing, pid| pid == of.snapshot.pid || pid == of.front_pid || pid == of.pager_pid;
+    let ancestors = std::iter::successors(Some(pid), |&pid| crate::processes::parent(pid));
+    for pid in ancestors.take_while(|&pid| pid > 1) {
+        if let Some(index) = pagers.iter().position(|found| manages(&found.listing, pid)) {
+            return Ok(pagers.swap_remove(index));
+        }
+    }
+    Err(Failure::refused(if crate::processes::exists(pid) {
+        format!("no pager of yours manages process {pid}: see `spillway ps`")
+    } else {
+        format!("there is no process {pid}: see `spillway ps` for those that are managed")
+    }))
+}
