@@ -233,12 +233,13 @@ class Spillway:
         options = PIPES | {"stdin": subprocess.DEVNULL} | options
         return subprocess.run([str(self.path), *map(str, arguments)], timeout=timeout, **options)
 
+    def stats_path(self):
+        """A fresh name for a statistics file."""
+        return pathlib.Path(tempfile.mkdtemp(prefix="stats", dir=self.scratch)) / "stats.json"
+
     def start(self, argv, local, *arguments, **options):
         """Starts `spillway run --local LOCAL` (bytes or text); options as for `subprocess.Popen`."""
-        handle, name = tempfile.mkstemp(prefix="stats", suffix=".json", dir=self.scratch)
-        os.close(handle)
-        stats = pathlib.Path(name)
-        stats.unlink()
+        stats = self.stats_path()
         command = [self.path, "run", "--local", local, "--stats", stats, *arguments, "--", *argv]
         return Running(self.processes.start(command, **(PIPES | options)), stats, str(self.path))
 
@@ -249,7 +250,8 @@ class Spillway:
 
     def attach(self, pid, local, *arguments):
         """Starts `spillway attach` and waits until the process is listed."""
-        running = Running(self.processes.start([self.path, "attach", pid, "--local", local, *arguments], **PIPES))
+        stats = self.stats_path()
+        running = Running(self.processes.start([self.path, "attach", pid, "--local", local, "--stats", stats, *arguments], **PIPES), stats)
 
         def listed():
             if running.process.poll() is not None:
