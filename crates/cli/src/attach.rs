@@ -23,10 +23,10 @@ pub(crate) struct Args {
     /// The process to adopt, with its descendants
     #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
     pid: i32,
-    /// Local memory for the process and its children: 512M, 2G, or a share of what they have touched
+    /// Local memory for all of it: 512M, 2G, or a share of what it touches
     #[arg(long, value_name = "SIZE|PERCENT", default_value = "50%")]
     local: String,
-    /// Where the rest goes: local: keeps it compressed in this host's memory
+    /// Where the rest goes; local: is this host, compressed
     #[arg(long, value_name = "URL", default_value = pool::DEFAULT)]
     pool: String,
     /// Write the final counters to this file, as JSON
@@ -41,7 +41,15 @@ pub(crate) struct Args {
 pub(crate) fn attach(args: &Args) -> Result<u8, Failure> {
     let local = local::parse(&args.local)?;
     pool::parse(&args.pool)?;
-    let mut stats = args.stats.as_deref().map(StatsFile::prepare).transpose()?;
+    let stats = args.stats.as_deref().map(StatsFile::prepare).transpose()?;
+    if let Ok(found) = sockets::pager_of(args.pid)
+        && !found.listing.detached
+    {
+        let pid = args.pid;
+        return Err(Failure::refused(format!(
+            "process {pid} is managed already: `spillway resize {pid} SIZE` changes its budget"
+        )));
+    }
     sys::block_signals();
     let options = Options { local, store: pool::open(&args.pool)?, on_pager_death: OnPagerDeath::HoldTarget };
     let service = Arc::new(Service::new(Pager::adopt(args.pid, options)?, args.pid, 0));
@@ -65,7 +73,7 @@ pub(crate) fn attach(args: &Args) -> Result<u8, Failure> {
     if !args.quiet {
         say::note(report::summary(&last));
     }
-    stats.as_mut().map_or(Ok(0), |stats| stats.write(&last).map(|()| 0))
+    stats.map_or(Ok(0), |stats| stats.write(&last).map(|()| 0))
 }
 
 /// Returns when the target has ended or all pages are home.

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a connection may be silent.
+/// How long a stranger's connection may be silent.
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 /// Connections served at once; each has a thread.
 const CONNECTIONS_MAX: usize = 8;
@@ -43,6 +43,11 @@ pub(crate) enum Request {
         /// Its id.
         pid: i32,
     },
+    /// Only from `spillway run`: it is about to stop itself because the target stopped, or goes on.
+    Stopping {
+        /// Which of the two.
+        now: bool,
+    },
 }
 
 /// What a pager answers.
@@ -55,6 +60,15 @@ pub(crate) enum Reply {
     Error(String),
     /// Under way: pages done and pages in all.
     Progress(u64, u64),
+}
+
+/// Who asks.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Peer {
+    /// `spillway run`, over the socket it made for its pager; it may be silent as long as the program runs.
+    Front,
+    /// Any command.
+    Command,
 }
 
 /// Answers whoever connects to the socket, in threads of its own, until the process ends.
@@ -87,7 +101,7 @@ fn admit<P: Paging + 'static>(stream: UnixStream, service: &Arc<Service<P>>, ser
     let service = Arc::clone(service);
     let serve = move || {
         let _place = place;
-        answer_all(&mut lines, &service, Some(REQUEST_LIMIT));
+        answer_all(&mut lines, &service, Peer::Command);
     };
     // Without a thread to spare the connection is closed, which the peer sees.
     let _ = std::thread::Builder::new().name("control-peer".into()).spawn(serve);
@@ -109,11 +123,15 @@ impl Drop for Place {
     }
 }
 
-/// Answers requests until the peer is done, fails, or is silent for longer than `limit`.
-pub(crate) fn answer_all<P: Paging>(lines: &mut Lines, service: &Service<P>, limit: Option<Duration>) {
+/// Answers requests until the peer is done, fails, or is silent for too long.
+pub(crate) fn answer_all<P: Paging>(lines: &mut Lines, service: &Service<P>, peer: Peer) {
+    let limit = (peer == Peer::Command).then_some(REQUEST_LIMIT);
     loop {
         let reply = match lines.next(limit) {
             Ok(line) => match serde_json::from_slice(&line) {
+                Ok(Request::Target { .. } | Request::Stopping { .. }) if peer != Peer::Front => {
+                    Reply::Error("only `spillway run` may say that".into())
+                }
                 Ok(request) => answer(request, lines, service),
                 Err(error) => Reply::Error(format!("not a request: {error}")),
             },
@@ -133,6 +151,9 @@ fn answer<P: Paging>(request: Request, lines: &mut Lines, service: &Service<P>) 
     match request {
         Request::Stats => {
             serde_json::to_value(service.listing()).map_or_else(|e| Reply::Error(e.to_string()), Reply::Ok)
+        }
+        Request::Resize { .. } if service.is_detached() => {
+            Reply::Error("this pager has let its processes go: there is nothing to resize".into())
         }
         Request::Resize { local } => match local::parse(&local) {
             Ok(local) => {
@@ -156,6 +177,10 @@ fn answer<P: Paging>(request: Request, lines: &mut Lines, service: &Service<P>) 
             service.set_target(pid);
             Reply::Ok(json!({}))
         }
+        Request::Stopping { now } => {
+            service.set_front_stopping(now);
+            Reply::Ok(json!({}))
+        }
     }
 }
 
@@ -175,5 +200,128 @@ pub(crate) fn ask(
             Ok(Reply::Progress(done, total)) => progress(done, total),
             Err(error) => return Err(format!("the pager's answer is not understood: {error}")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lines::LINE_BYTES_MAX;
+    use spillway_pager::{Local, Snapshot};
+    use std::io::{Read, Write};
+    use std::sync::Mutex;
+
+    /// A pager with one process that moves ten pages when it lets go, or refuses to.
+    #[derive(Default)]
+    struct Fake {
+        local: Mutex<Option<Local>>,
+        refuses: bool,
+    }
+
+    impl Paging for Fake {
+        fn snapshot(&self) -> Snapshot {
+            Snapshot { processes: 1, faults: 3, ..Snapshot::default() }
+        }
+        fn set_local(&self, local: Local) {
+            *self.local.lock().expect("sound") = Some(local);
+        }
+        fn detach(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<(), String> {
+            (0..=10).for_each(|page| progress(page, 10));
+            if self.refuses { Err("no room".into()) } else { Ok(()) }
+        }
+        fn has_targets(&self) -> bool {
+            true
+        }
+    }
+
+    /// Sends raw bytes as a command would, and returns everything that is answered.
+    fn answers(service: &Service<Fake>, peer: Peer, bytes: &[u8]) -> String {
+        let (ours, mut theirs) = UnixStream::pair().expect("a pair");
+        std::thread::scope(|scope| {
+            scope.spawn(move || answer_all(&mut Lines::new(ours).expect("lines"), service, peer));
+            // A refusal may come, and the connection go, before all is written.
+            let _ = theirs.write_all(bytes);
+            let _ = theirs.shutdown(std::net::Shutdown::Write);
+            let mut said = Vec::new();
+            let _ = theirs.read_to_end(&mut said);
+            String::from_utf8(said).expect("text")
+        })
+    }
+
+    fn service(refuses: bool) -> Service<Fake> {
+        Service::new(Fake { refuses, ..Fake::default() }, 7, 0)
+    }
+
+    #[test]
+    fn requests_are_answered_in_order() {
+        let service = service(false);
+        let said = answers(&service, Peer::Command, b"{\"op\":\"stats\"}\n{\"op\":\"resize\",\"local\":\"25%\"}\n");
+        let lines: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+        assert_eq!((lines[0]["ok"]["pid"].as_i64(), lines[0]["ok"]["faults"].as_i64()), (Some(7), Some(3)));
+        assert_eq!((lines.len(), &lines[1]), (2, &json!({"ok": {}})));
+        let said = answers(&service, Peer::Command, b"{\"op\":\"detach\"}\n{\"op\":\"resize\",\"local\":\"25%\"}\n");
+        let lines: Vec<&str> = said.lines().collect();
+        assert_eq!((lines[0], lines[1]), ("{\"progress\":[0,10]}", "{\"ok\":{}}"));
+        assert!(lines[2].contains("let its processes go"), "{said}");
+    }
+
+    #[test]
+    fn what_cannot_be_done_is_an_error_and_changes_nothing() {
+        let service = service(true);
+        for line in [
+            "{\"op\":\"resize\",\"local\":\"1K\"}",
+            "{\"op\":\"resize\",\"local\":7}",
+            "{\"op\":\"resize\"}",
+            "{\"op\":\"resize\",\"local\":\"8M\",\"more\":1}",
+            "{\"op\":\"target\",\"pid\":1}",
+            "{\"op\":\"stopping\",\"now\":true}",
+            "{\"op\":\"what\"}",
+            "{}",
+            "[]",
+            "",
+            "\0\u{1}",
+            "{\"op\":",
+        ] {
+            let said = answers(&service, Peer::Command, format!("{line}\n").as_bytes());
+            assert!(said.starts_with("{\"error\":\"") && said.lines().count() == 1, "{line}: {said}");
+        }
+        assert_eq!((service.target(), service.detachment().is_none()), (7, true));
+        let said = answers(&service, Peer::Command, b"{\"op\":\"detach\"}\n");
+        assert!(said.ends_with("{\"error\":\"no room\"}\n") && service.detachment().is_none(), "{said}");
+    }
+
+    #[test]
+    fn garbage_ends_the_connection_and_not_the_pager() {
+        let service = service(false);
+        let flood = vec![b'x'; 3 * LINE_BYTES_MAX];
+        let said = answers(&service, Peer::Command, &flood);
+        assert!(said.is_empty() || said.contains("longer than"), "{said}");
+        let said = answers(&service, Peer::Command, &[0xff, 0xfe, b'\n', b'{', b'[', b'\n']);
+        assert_eq!(said.lines().count(), 2, "{said}");
+        let deep = [vec![b'['; 60_000], b"\n".to_vec()].concat();
+        assert!(answers(&service, Peer::Command, &deep).starts_with("{\"error\""));
+        assert!(answers(&service, Peer::Command, b"{\"op\":\"stats\"}\n").starts_with("{\"ok\""));
+    }
+
+    #[test]
+    fn only_the_front_names_the_target() {
+        let service = service(false);
+        let said =
+            answers(&service, Peer::Front, b"{\"op\":\"target\",\"pid\":9}\n{\"op\":\"stopping\",\"now\":false}\n");
+        assert_eq!((said.as_str(), service.target()), ("{\"ok\":{}}\n{\"ok\":{}}\n", 9));
+    }
+
+    #[test]
+    fn what_a_pager_answers_is_not_trusted() {
+        let ask = |answer: &[u8]| {
+            let (ours, mut theirs) = UnixStream::pair().expect("a pair");
+            theirs.write_all(answer).expect("written");
+            let mut lines = Lines::new(ours).expect("lines");
+            ask(&mut lines, &Request::Stats, Duration::from_millis(50), &mut |_, _| {})
+        };
+        assert_eq!(ask(b"{\"progress\":[1,2]}\n{\"ok\":5}\n"), Ok(json!(5)));
+        assert_eq!(ask(b"{\"error\":\"\\u001b[31mred\"}\n"), Err("?[31mred".into()));
+        assert!(ask(b"nonsense\n").is_err_and(|text| text.contains("not understood")));
+        assert!(ask(b"{\"ok\":").is_err_and(|text| text.contains("nothing came in time")));
     }
 }

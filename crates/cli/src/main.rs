@@ -21,7 +21,9 @@ mod run;
 mod say;
 mod service;
 mod sockets;
+mod stops;
 mod sys;
+mod witness;
 
 use clap::error::{ContextKind, ErrorKind};
 use clap::{Parser, Subcommand};
@@ -94,11 +96,17 @@ fn misused(error: &clap::Error) -> Result<u8, Failure> {
     let text = error.to_string();
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            say::print(&text);
+            say::print(&format!("{}\n", text.trim_end()));
             return Ok(0);
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
             return Err(Failure::new(REFUSED, "say what to do: `spillway run -- CMD`, or see `spillway --help`"));
+        }
+        ErrorKind::MissingRequiredArgument => {
+            let missing =
+                text.lines().map(str::trim).filter(|line| line.starts_with('<')).collect::<Vec<_>>().join(" ");
+            let usage = text.lines().find_map(|line| line.strip_prefix("Usage: ")).unwrap_or("spillway --help");
+            return Err(Failure::new(REFUSED, format!("{missing} is missing: `{usage}`")));
         }
         _ => {}
     }

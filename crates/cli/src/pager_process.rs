@@ -4,26 +4,27 @@
 //! that is meant for the target reaches it and nothing waits for it. It ends when the front is gone and no target is
 //! left, not earlier: whoever outlives the command still has memory here.
 
-use crate::control::{self, Reply, Request};
+use crate::control::{self, Peer, Reply, Request};
 use crate::failure::{FAILED, Failure};
 use crate::lines::Lines;
 use crate::service::{Listing, Service};
-use crate::{local, pool, sockets, sys};
+use crate::{local, pool, say, sockets, sys};
 use serde_json::json;
 use spillway_pager::{OnPagerDeath, Options, Pager, Snapshot};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 /// How long the pager may take to start: it checks the machine and reserves its memory.
 const START_LIMIT: Duration = Duration::from_secs(60);
 /// How long the final counters may take.
 const STATS_LIMIT: Duration = Duration::from_secs(5);
-/// How often the pager asks whether targets are left once the front is gone.
-const TARGETS_EVERY: Duration = Duration::from_millis(250);
+/// How often the pager looks at what nobody tells it: stops, what is stored, whether targets are left.
+const TICK: Duration = Duration::from_millis(250);
 
 /// What the front hands over.
 #[derive(clap::Args)]
@@ -51,7 +52,9 @@ pub(crate) struct PagerProcess {
 impl PagerProcess {
     /// Starts the pager of this process's future children, and waits until it is ready.
     pub(crate) fn start(local: &str, pool: &str) -> Result<(Self, Option<String>), Failure> {
-        let failed = |error| Failure::new(FAILED, format!("the pager could not be started: {error}"));
+        let failed = |error: std::io::Error| {
+            Failure::new(FAILED, format!("the pager could not be started: {}", say::error(&error)))
+        };
         let (ours, theirs) = UnixStream::pair().map_err(failed)?;
         // The name in /proc is right even when the file was replaced or deleted meanwhile.
         let mut command = Command::new("/proc/self/exe");
@@ -87,6 +90,11 @@ impl PagerProcess {
         let _ = control::ask(&mut self.lines, &Request::Target { pid }, STATS_LIMIT, &mut |_, _| {});
     }
 
+    /// Tells that this process is about to stop itself, or goes on.
+    pub(crate) fn announce_stop(&mut self, now: bool) {
+        let _ = control::ask(&mut self.lines, &Request::Stopping { now }, STATS_LIMIT, &mut |_, _| {});
+    }
+
     /// The counters now; `None` when the pager does not answer.
     pub(crate) fn snapshot(&mut self) -> Option<Snapshot> {
         let answer = control::ask(&mut self.lines, &Request::Stats, STATS_LIMIT, &mut |_, _| {}).ok()?;
@@ -116,18 +124,23 @@ pub(crate) fn serve(args: &Args) -> Result<u8, Failure> {
         Ok((listener, bound)) => (control::listen(listener, Arc::clone(&service)).map(|()| bound).ok(), None),
         Err(warning) => (None, Some(warning)),
     };
-    front.send(&Reply::Ok(json!({ "warning": warning }))).map_err(failed)?;
+    if front.send(&Reply::Ok(json!({ "warning": warning }))).is_err() {
+        return Ok(FAILED); // The front was ended meanwhile: nobody is left to tell.
+    }
     let (gone, wait_gone) = mpsc::channel::<()>();
     let for_front = Arc::clone(&service);
     let answer = move || {
-        control::answer_all(&mut front, &for_front, None);
+        control::answer_all(&mut front, &for_front, Peer::Front);
         drop(gone);
     };
     std::thread::Builder::new().name("front".into()).spawn(answer).map_err(failed)?;
-    let _ = wait_gone.recv(); // Returns when the front's end is closed.
+    while wait_gone.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
+        service.mend_stops();
+        service.snapshot(); // Remembers what is stored.
+    }
     sys::silence_stderr();
     while service.has_targets() {
-        std::thread::sleep(TARGETS_EVERY);
+        std::thread::sleep(TICK);
     }
     drop(bound);
     Ok(0)

@@ -43,6 +43,7 @@ pub(crate) fn ps(args: &Args) -> Result<u8, Failure> {
     Ok(0)
 }
 
+const COMMAND_CHARS_MAX: usize = 60;
 const HEAD: [&str; 10] =
     ["PID", "PROCS", "TOUCHED", "LOCAL", "BUDGET", "STORED", "FAULTS/S", "P50 US", "P99 US", "COMMAND"];
 
@@ -58,8 +59,17 @@ fn columns(row: &Row) -> [String; 10] {
         format!("{:.0}", of.faults_per_s),
         format!("{:.1}", of.fault_us.p50),
         format!("{:.1}", of.fault_us.p99),
-        row.command.clone(),
+        short(&row.command),
     ]
+}
+
+/// Enough of a command line to know it by; the whole of it is in the JSON.
+fn short(command: &str) -> String {
+    let mut text: String = command.chars().take(COMMAND_CHARS_MAX).collect();
+    if text.len() < command.len() {
+        text.push_str("...");
+    }
+    text
 }
 
 /// Right-aligned columns but the last.

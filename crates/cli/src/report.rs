@@ -3,7 +3,8 @@
 //! Invariant: the statistics file is whole or absent. It is written beside its name and renamed, and that this is
 //! possible is found out before a target starts.
 
-use crate::failure::Failure;
+use crate::failure::{FAILED, Failure};
+use crate::say;
 use spillway_core::size::Bytes;
 use spillway_pager::Snapshot;
 use std::fs::{self, File, OpenOptions};
@@ -25,8 +26,8 @@ pub(crate) fn summary(of: &Snapshot) -> String {
 
 /// Where the final counters go.
 pub(crate) enum StatsFile {
-    /// Written here first, then renamed over the second path.
-    Renamed(PathBuf, PathBuf),
+    /// A file beside this one is written, then renamed to it.
+    Renamed(PathBuf),
     /// Written in place: a device or a pipe must not be replaced by a file.
     InPlace(File),
 }
@@ -35,8 +36,8 @@ impl StatsFile {
     /// Makes sure that the file can be written later.
     pub(crate) fn prepare(path: &Path) -> Result<Self, Failure> {
         Self::try_prepare(path).map_err(|error| {
-            let path = path.display();
-            Failure::refused(format!("cannot write statistics to {path}: {error}; give --stats another file"))
+            let (path, why) = (say::clean(&path.to_string_lossy()), say::error(&error));
+            Failure::refused(format!("cannot write statistics to {path}: {why}; give --stats another file"))
         })
     }
 
@@ -49,42 +50,39 @@ impl StatsFile {
             Ok(_) => drop(OpenOptions::new().write(true).open(&path)?),
             Err(_) => {}
         }
-        let Some(name) = path.file_name() else { return Err(io::Error::from(io::ErrorKind::InvalidInput)) };
-        let mut beside = std::ffi::OsString::from(".");
-        beside.push(name);
-        beside.push(format!(".{}", std::process::id()));
-        let beside = path.with_file_name(beside);
+        let beside = beside(&path).ok_or(io::ErrorKind::InvalidInput)?;
         File::create(&beside)?;
-        Ok(Self::Renamed(beside, path))
+        fs::remove_file(&beside)?;
+        Ok(Self::Renamed(path))
     }
 
     /// Writes the counters.
-    pub(crate) fn write(&mut self, of: &Snapshot) -> Result<(), Failure> {
+    pub(crate) fn write(self, of: &Snapshot) -> Result<(), Failure> {
         self.try_write(of).map_err(|error| {
-            Failure::new(crate::failure::FAILED, format!("the statistics could not be written: {error}"))
+            Failure::new(FAILED, format!("the statistics could not be written: {}", say::error(&error)))
         })
     }
 
-    fn try_write(&mut self, of: &Snapshot) -> io::Result<()> {
+    fn try_write(self, of: &Snapshot) -> io::Result<()> {
         let mut text = serde_json::to_string_pretty(of)?;
         text.push('\n');
         match self {
-            Self::InPlace(file) => file.write_all(text.as_bytes()),
-            Self::Renamed(beside, path) => {
-                let mut file = File::create(&beside)?;
-                file.write_all(text.as_bytes())?;
-                fs::rename(beside, path)
+            Self::InPlace(mut file) => file.write_all(text.as_bytes()),
+            Self::Renamed(path) => {
+                let beside = beside(&path).ok_or(io::ErrorKind::InvalidInput)?;
+                let done = fs::write(&beside, text).and_then(|()| fs::rename(&beside, path));
+                done.inspect_err(|_| drop(fs::remove_file(&beside)))
             }
         }
     }
 }
 
-impl Drop for StatsFile {
-    fn drop(&mut self) {
-        if let Self::Renamed(beside, _) = self {
-            let _ = fs::remove_file(beside); // Gone already after a write.
-        }
-    }
+/// A name in the same directory that nobody else uses.
+fn beside(path: &Path) -> Option<PathBuf> {
+    let mut name = std::ffi::OsString::from(".");
+    name.push(path.file_name()?);
+    name.push(format!(".{}", std::process::id()));
+    Some(path.with_file_name(name))
 }
 
 #[cfg(test)]
@@ -97,18 +95,17 @@ mod tests {
         fs::create_dir_all(&dir).expect("a directory");
         let path = dir.join("stats.json");
         fs::write(&path, "old").expect("a file");
-        let mut stats = StatsFile::prepare(&path).expect("writable");
+        let stats = StatsFile::prepare(&path).expect("writable");
         assert_eq!(fs::read_to_string(&path).expect("still there"), "old");
         stats.write(&Snapshot { faults: 7, ..Snapshot::default() }).expect("written");
-        drop(stats);
         let back: Snapshot = serde_json::from_slice(&fs::read(&path).expect("there")).expect("JSON");
         assert_eq!(back.faults, 7);
         assert_eq!(fs::read_dir(&dir).expect("listed").count(), 1);
-        drop(StatsFile::prepare(&dir.join("unused")).expect("writable"));
+        StatsFile::prepare(&dir.join("unused")).expect("writable");
         assert_eq!(fs::read_dir(&dir).expect("listed").count(), 1);
         assert!(StatsFile::prepare(&dir).is_err());
         assert!(StatsFile::prepare(&dir.join("no/such")).is_err());
-        let mut null = StatsFile::prepare(Path::new("/dev/null")).expect("a device");
+        let null = StatsFile::prepare(Path::new("/dev/null")).expect("a device");
         null.write(&Snapshot::default()).expect("swallowed");
         assert!(!fs::metadata("/dev/null").expect("still there").is_file());
         fs::remove_dir_all(dir).expect("removed");

@@ -5,12 +5,14 @@
 //! are killed, the kernel kills the target.
 //!
 //! Signals: keys on the terminal reach the whole group, so the target has its own; what another process sends to us is
-//! sent on. A signal which somebody sends to the whole group reaches the target twice: the two cannot be told apart.
+//! sent on, unless it was sent to the whole group. When the target stops or goes on, so do we.
 
 use crate::failure::{FAILED, Failure, NOT_EXECUTABLE, NOT_FOUND, PAGER_DIED};
 use crate::pager_process::PagerProcess;
 use crate::report::{self, StatsFile};
+use crate::stops;
 use crate::sys::{self, Caught, Change};
+use crate::witness::Witness;
 use crate::{local, pool, processes, say};
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
@@ -22,10 +24,10 @@ use std::time::Duration;
 /// What `spillway run` is given.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Local memory for the program and its children: 512M, 2G, or a share of what they have touched
+    /// Local memory for all of it: 512M, 2G, or a share of what it touches
     #[arg(long, value_name = "SIZE|PERCENT", default_value = "50%")]
     local: String,
-    /// Where the rest goes: local: keeps it compressed in this host's memory
+    /// Where the rest goes; local: is this host, compressed
     #[arg(long, value_name = "URL", default_value = pool::DEFAULT)]
     pool: String,
     /// Write the final counters to this file, as JSON
@@ -43,13 +45,14 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<u8, Failure> {
     local::parse(&args.local)?;
     pool::parse(&args.pool)?;
-    let mut stats = args.stats.as_deref().map(StatsFile::prepare).transpose()?;
+    let stats = args.stats.as_deref().map(StatsFile::prepare).transpose()?;
     let (mut pager, warning) = PagerProcess::start(&args.local, &args.pool)?;
     if let Some(warning) = warning.filter(|_| !args.quiet) {
         say::note(warning);
     }
     // Until here a signal ends us as it would end any program.
     let inherited = sys::block_signals();
+    let witness = Witness::place();
     let mut command = Command::new(&args.command[0]);
     command.args(&args.command[1..]);
     sys::prepare_target(&mut command, inherited);
@@ -57,31 +60,33 @@ pub(crate) fn run(args: &Args) -> Result<u8, Failure> {
     let target = i32::try_from(target.id()).unwrap_or(0);
     pager.set_target(target);
 
-    let mut front = Front { target, pager, interrupted: None };
-    let status = front.wait_for_end()?;
-    let snapshot = front.pager.snapshot();
-    if snapshot.is_none() && status.signal() == Some(libc::SIGKILL) {
-        return Err(front.pager_died()); // The agent in the target was first to see it.
-    }
-    if let Some(snapshot) = snapshot {
-        if !args.quiet {
-            say::note(report::summary(&snapshot));
+    let mut front = Front { target, pager, witness, interrupted: None };
+    let Some(status) = front.wait_for_end() else { return Err(front.end_orphan()) };
+    match front.pager.snapshot() {
+        Some(snapshot) => {
+            if !args.quiet {
+                say::note(report::summary(&snapshot));
+            }
+            // The program did its work: its status counts, whatever became of the counters.
+            let written = stats.map_or(Ok(()), |stats| stats.write(&snapshot));
+            written.unwrap_or_else(say::note);
         }
-        if let Some(failure) = stats.as_mut().and_then(|stats| stats.write(&snapshot).err()) {
-            say::note(failure);
-        }
-    } else {
-        say::note("the pager died after the program had ended: there are no counters");
+        // The agent in the target was first to see that the pager died.
+        None if status.signal() == Some(libc::SIGKILL) => return Err(pager_died()),
+        None => say::note("the pager gave no final counters; the program had ended by then"),
     }
-    drop(stats);
     Ok(front.exit_status(status))
+}
+
+fn pager_died() -> Failure {
+    Failure::new(PAGER_DIED, "the pager died; the target was stopped because its memory is gone")
 }
 
 fn not_started(program: &OsString, error: &io::Error) -> Failure {
     let program = say::clean(&program.to_string_lossy());
     match error.kind() {
         ErrorKind::NotFound => Failure::new(NOT_FOUND, format!("{program}: no such program")),
-        _ => Failure::new(NOT_EXECUTABLE, format!("{program}: cannot be executed: {error}")),
+        _ => Failure::new(NOT_EXECUTABLE, format!("{program}: cannot be executed: {}", say::error(error))),
     }
 }
 
@@ -89,13 +94,15 @@ fn not_started(program: &OsString, error: &io::Error) -> Failure {
 struct Front {
     target: i32,
     pager: PagerProcess,
+    witness: Witness,
     /// The last of SIGINT and SIGQUIT that a key on the terminal sent to our group.
     interrupted: Option<i32>,
 }
 
 impl Front {
-    /// Passes signals, stops and continuations between the target and the world until the target ends.
-    fn wait_for_end(&mut self) -> Result<ExitStatus, Failure> {
+    /// Passes signals, stops and continuations between the target and the world until the target ends. `None` when
+    /// its pager ended first.
+    fn wait_for_end(&mut self) -> Option<ExitStatus> {
         loop {
             let mut continued = false;
             let mut next = sys::next_signal(None);
@@ -108,13 +115,13 @@ impl Front {
             }
             while let Some(change) = sys::child_change(self.target) {
                 match change {
-                    Change::Ended(status) => return Ok(status),
-                    Change::Stopped(signal) => sys::stop_self(signal),
+                    Change::Ended(status) => return Some(status),
+                    Change::Stopped(signal) => self.stop(signal),
                     Change::Continued => {}
                 }
             }
             if self.pager.is_dead() {
-                return Err(self.pager_died());
+                return None;
             }
         }
     }
@@ -122,6 +129,7 @@ impl Front {
     /// Handles one signal; true when we were continued.
     fn pass_on(&mut self, caught: Caught) -> bool {
         match route(caught, sys::is_session_leader()) {
+            Route::Forward if caught.code <= 0 && self.witness.saw(caught.number) => {}
             Route::Forward => sys::forward(self.target, caught),
             Route::Keep if matches!(caught.number, libc::SIGINT | libc::SIGQUIT) => {
                 self.interrupted = Some(caught.number)
@@ -135,7 +143,7 @@ impl Front {
     /// Continues the target if whoever continued us did not do it for the whole group.
     fn continue_target(&self) {
         for _ in 0..5 {
-            if processes::state(self.target) != Some('T') {
+            if !stops::stopped(processes::state(self.target)) {
                 return;
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -143,8 +151,15 @@ impl Front {
         sys::send(self.target, libc::SIGCONT);
     }
 
+    /// Stops us as the target was stopped, so that the shell takes the terminal back.
+    fn stop(&mut self, signal: i32) {
+        self.pager.announce_stop(true);
+        sys::stop_self(signal);
+        self.pager.announce_stop(false);
+    }
+
     /// Ends the target and its descendants, whose memory is gone.
-    fn pager_died(&self) -> Failure {
+    fn end_orphan(&self) -> Failure {
         sys::send(self.target, libc::SIGSTOP); // No new children while the present ones are ended.
         for _ in 0..8 {
             let left = processes::descendants(self.target);
@@ -154,7 +169,13 @@ impl Front {
             left.into_iter().for_each(|pid| sys::send(pid, libc::SIGKILL));
         }
         sys::send(self.target, libc::SIGKILL);
-        Failure::new(PAGER_DIED, "the pager died; the target was stopped because its memory is gone")
+        for _ in 0..100 {
+            if let Some(Change::Ended(_)) = sys::child_change(self.target) {
+                break;
+            }
+            sys::next_signal(Some(Duration::from_millis(20)));
+        }
+        pager_died()
     }
 
     /// Our exit status for the target's. After an interrupt from the terminal that ended the target we end the same
@@ -192,5 +213,26 @@ fn route(caught: Caught, session_leader: bool) -> Route {
         libc::SIGALRM if by_kernel => Route::Forward,
         _ if by_kernel => Route::Keep,
         _ => Route::Forward,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signals_find_their_way() {
+        let (user, queue, thread, kernel) = (libc::SI_USER, libc::SI_QUEUE, libc::SI_TKILL, libc::SI_KERNEL);
+        let route = |number, code, leader| super::route(Caught::new(number, code), leader);
+        for number in [libc::SIGTERM, libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGUSR1, libc::SIGTSTP, 40] {
+            for code in [user, queue, thread] {
+                assert_eq!(route(number, code, false), Route::Forward, "{number}");
+            }
+            assert_eq!(route(number, kernel, false), Route::Keep, "{number}");
+        }
+        assert_eq!(route(libc::SIGHUP, kernel, true), Route::Forward);
+        assert_eq!(route(libc::SIGALRM, kernel, false), Route::Forward);
+        assert_eq!(route(libc::SIGCONT, user, false), Route::Continue);
+        assert_eq!(route(libc::SIGCHLD, user, false), Route::Keep);
     }
 }

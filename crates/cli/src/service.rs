@@ -3,9 +3,10 @@
 //! Invariants: at most one detachment is under way; once it has succeeded the pages are home and nothing else is asked
 //! of the pager but its counters; a failed one leaves everything managed.
 
+use crate::stops;
 use serde::{Deserialize, Serialize};
 use spillway_pager::{Local, Pager, Snapshot};
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -50,6 +51,14 @@ pub(crate) enum Detachment {
     Done,
 }
 
+impl Detachment {
+    /// Whether everything is managed as ever.
+    #[cfg(test)]
+    pub(crate) fn is_none(self) -> bool {
+        matches!(self, Self::None)
+    }
+}
+
 /// A pager and what its host knows beyond it.
 pub(crate) struct Service<P = Pager> {
     pager: P,
@@ -57,7 +66,11 @@ pub(crate) struct Service<P = Pager> {
     target: AtomicI32,
     /// The `spillway run` process, or 0.
     front: i32,
+    /// Whether the front stopped itself because the target had stopped.
+    front_stopping: AtomicBool,
     detachment: Mutex<Detachment>,
+    /// The most that was seen in the pool, and what the pool kept for it.
+    stored_peak: Mutex<(u64, u64)>,
 }
 
 /// One pager in a listing: what it manages, and its counters.
@@ -77,7 +90,14 @@ pub(crate) struct Listing {
 impl<P: Paging> Service<P> {
     /// Serves `pager`, whose tree is known by `target`; `front` is the `spillway run` process, or 0.
     pub(crate) fn new(pager: P, target: i32, front: i32) -> Self {
-        Self { pager, target: AtomicI32::new(target), front, detachment: Mutex::new(Detachment::None) }
+        Self {
+            pager,
+            target: AtomicI32::new(target),
+            front,
+            front_stopping: AtomicBool::new(false),
+            detachment: Mutex::new(Detachment::None),
+            stored_peak: Mutex::new((0, 0)),
+        }
     }
 
     /// The process that stands for the tree; 0 as long as it is not started.
@@ -90,16 +110,33 @@ impl<P: Paging> Service<P> {
         self.target.store(pid, Ordering::Relaxed);
     }
 
-    /// The counters now.
+    /// Tells whether the front is about to stop itself, or goes on.
+    pub(crate) fn set_front_stopping(&self, now: bool) {
+        self.front_stopping.store(now, Ordering::Relaxed);
+    }
+
+    /// Looks after a stopped front; see [`stops`].
+    pub(crate) fn mend_stops(&self) {
+        stops::mend(self.front, self.target(), self.front_stopping.load(Ordering::Relaxed));
+    }
+
+    /// The counters now. Once no process is left, what is stored is the most that was: now it is nothing.
     pub(crate) fn snapshot(&self) -> Snapshot {
-        Snapshot { pid: self.target(), ..self.pager.snapshot() }
+        let mut now = Snapshot { pid: self.target(), ..self.pager.snapshot() };
+        let mut peak = self.stored_peak.lock().unwrap_or_else(PoisonError::into_inner);
+        if now.stored_bytes >= peak.0 {
+            *peak = (now.stored_bytes, now.stored_compressed_bytes);
+        }
+        if now.processes == 0 {
+            (now.stored_bytes, now.stored_compressed_bytes) = *peak;
+        }
+        now
     }
 
     /// The counters now, and who is who.
     pub(crate) fn listing(&self) -> Listing {
         let pager_pid = i32::try_from(std::process::id()).unwrap_or(0);
-        let detached = matches!(self.detachment(), Detachment::Done);
-        Listing { pager_pid, front_pid: self.front, detached, snapshot: self.snapshot() }
+        Listing { pager_pid, front_pid: self.front, detached: self.is_detached(), snapshot: self.snapshot() }
     }
 
     /// Changes the budget.
@@ -115,6 +152,11 @@ impl<P: Paging> Service<P> {
     /// How far a detachment is.
     pub(crate) fn detachment(&self) -> Detachment {
         *self.state()
+    }
+
+    /// Whether all pages are home for good.
+    pub(crate) fn is_detached(&self) -> bool {
+        matches!(self.detachment(), Detachment::Done)
     }
 
     /// Brings all pages home; `progress` is told pages done and pages in all.
@@ -136,5 +178,62 @@ impl<P: Paging> Service<P> {
     /// A panic elsewhere cannot leave this value half-written.
     fn state(&self) -> MutexGuard<'_, Detachment> {
         self.detachment.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is stored, and in how many processes; a detachment that waits until it is told how to end.
+    struct Fake {
+        stored: Mutex<(u64, u64)>,
+        end: Mutex<std::sync::mpsc::Receiver<Result<(), String>>>,
+    }
+
+    impl Paging for Fake {
+        fn snapshot(&self) -> Snapshot {
+            let (stored, processes) = *self.stored.lock().expect("sound");
+            Snapshot { stored_bytes: stored, stored_compressed_bytes: stored / 2, processes, ..Snapshot::default() }
+        }
+        fn set_local(&self, _: Local) {}
+        fn detach(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<(), String> {
+            progress(1, 2);
+            self.end.lock().expect("sound").recv().expect("told")
+        }
+        fn has_targets(&self) -> bool {
+            self.snapshot().processes > 0
+        }
+    }
+
+    #[test]
+    fn the_last_word_on_what_was_stored_is_the_most() {
+        let (_told, end) = std::sync::mpsc::channel();
+        let service = Service::new(Fake { stored: Mutex::new((0, 1)), end: Mutex::new(end) }, 1, 0);
+        for (state, expected) in [((10, 1), 10), ((30, 1), 30), ((20, 2), 20), ((0, 0), 30), ((0, 0), 30)] {
+            *service.pager.stored.lock().expect("sound") = state;
+            let now = service.snapshot();
+            assert_eq!((now.stored_bytes, now.stored_compressed_bytes), (expected, expected / 2));
+        }
+    }
+
+    #[test]
+    fn one_detachment_at_a_time_and_a_failed_one_may_be_tried_again() {
+        let (tell, end) = std::sync::mpsc::channel();
+        let service = Service::new(Fake { stored: Mutex::new((0, 1)), end: Mutex::new(end) }, 1, 0);
+        std::thread::scope(|scope| {
+            for (end, done) in [(Err("no room".to_owned()), false), (Ok(()), true)] {
+                let (begun, begins) = std::sync::mpsc::channel();
+                let service = &service;
+                let first = scope.spawn(move || service.detach(&mut |_, _| begun.send(()).expect("heard")));
+                begins.recv().expect("begun");
+                assert!(matches!(service.detachment(), Detachment::Running(1, 2, _)));
+                assert!(service.detach(&mut |_, _| {}).is_err_and(|text| text.contains("on their way")));
+                tell.send(end.clone()).expect("told");
+                assert_eq!(first.join().expect("joined"), end);
+                assert_eq!(service.is_detached(), done);
+            }
+        });
+        assert_eq!(service.detach(&mut |_, _| {}), Ok(()), "again is no error");
     }
 }

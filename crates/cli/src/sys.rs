@@ -90,6 +90,14 @@ pub(crate) struct Caught {
     value: usize,
 }
 
+impl Caught {
+    /// A signal as it would arrive, for tests.
+    #[cfg(test)]
+    pub(crate) fn new(number: i32, code: i32) -> Self {
+        Self { number, code, value: 0 }
+    }
+}
+
 /// Waits for the next signal; `None` when the time is over. Without a limit it waits for ever.
 pub(crate) fn next_signal(limit: Option<Duration>) -> Option<Caught> {
     let set = asynchronous_signals();
@@ -223,6 +231,38 @@ pub(crate) fn take_inherited_socket(socket: RawFd) -> io::Result<UnixStream> {
         libc::syscall(libc::SYS_close_range, number + 1, u32::MAX, 0u32);
         libc::prctl(libc::PR_SET_NAME, c"spillway-pager".as_ptr());
         Ok(UnixStream::from_raw_fd(socket))
+    }
+}
+
+/// Forks a child that, for each byte read from `socket`, takes the signal of that number from those it was sent, and
+/// answers 1 if there was one, otherwise 0. It ends when the other end is closed. Signals must be blocked.
+pub(crate) fn fork_witness(socket: &UnixStream) -> io::Result<()> {
+    let socket = socket.as_raw_fd();
+    // SAFETY: no other thread runs yet, so no lock is held across the fork; the child makes system calls on its own
+    // stack only and never returns.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()),
+        0 => witness(socket),
+        _ => Ok(()),
+    }
+}
+
+fn witness(socket: RawFd) -> ! {
+    let mut byte = 0u8;
+    // SAFETY: system calls on descriptors of this process and on values on this stack, which outlive the calls. Closing
+    // every other descriptor harms nobody: no destructor runs in this process.
+    unsafe {
+        let socket = libc::dup2(socket, 0);
+        libc::syscall(libc::SYS_close_range, 1u32, u32::MAX, 0u32);
+        while libc::read(socket, (&raw mut byte).cast(), 1) == 1 {
+            let mut only = MaybeUninit::<libc::sigset_t>::uninit();
+            libc::sigemptyset(only.as_mut_ptr());
+            libc::sigaddset(only.as_mut_ptr(), byte.into());
+            let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+            byte = u8::from(libc::sigtimedwait(only.as_ptr(), std::ptr::null_mut(), &raw const now) > 0);
+            libc::write(socket, (&raw const byte).cast(), 1);
+        }
+        libc::_exit(0)
     }
 }
 
