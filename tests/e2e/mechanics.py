@@ -1,0 +1,238 @@
+"""What the tests of mechanics share: small programs that are told what to do, and looking into a process from outside.
+
+Their programs are in tests/programs; each checks its own memory and says OK, or BAD and what is wrong.
+"""
+
+import contextlib
+import os
+import pathlib
+import queue
+import signal
+import subprocess
+import threading
+import time
+
+from harness import MIB, children, eventually, executable, status_field
+
+# Anonymous memory of a small C program that no pager takes: written pages of its libraries, the part of the stack in use.
+SMALL_UNMANAGED_BYTES = 1 * MIB
+
+
+class Silence(AssertionError):
+    """A program did not answer in time."""
+
+
+class Program:
+    """A program that reads commands and answers in lines: natively, or under `spillway run` with a budget."""
+
+    def __init__(self, processes, argv, spillway=None, local=None, options=(), **popen):
+        self.pager = spillway
+        command = [spillway.path, "run", "--local", local, *options, "--", *argv] if spillway else argv
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self.process = processes.start(command, **(pipes | popen))
+        self.lines = queue.Queue()
+        self.err = b""
+        self.readers = [threading.Thread(target=self._read_out, daemon=True), threading.Thread(target=self._read_err, daemon=True)]
+        for reader in self.readers:
+            reader.start()
+
+    def _read_out(self):
+        with contextlib.suppress(OSError, ValueError):
+            for line in self.process.stdout:
+                self.lines.put(line.decode(errors="replace").rstrip("\n"))
+        self.lines.put(None)
+
+    def _read_err(self):
+        with contextlib.suppress(OSError, ValueError):
+            for line in self.process.stderr or ():
+                self.err += line
+
+    @property
+    def pid(self):
+        """The program's own process id, also when `spillway run` started it."""
+        if not self.pager:
+            return self.process.pid
+
+        def target():
+            assert self.process.poll() is None, f"ended with status {self.process.returncode}: {self.err.decode()}"
+            ours = str(self.pager.path)
+            return next((pid for pid in children(self.process.pid) if executable(pid) not in (None, ours)), None)
+
+        return eventually(target, "the program to start", 10)
+
+    def line(self, timeout=30):
+        """The next line it says."""
+        try:
+            line = self.lines.get(timeout=timeout)
+        except queue.Empty:
+            raise Silence(f"no line in {timeout} s; it said on standard error: {self.err.decode()}") from None
+        assert line is not None, f"it ended with status {self.process.wait(5)}: {self.err.decode()}"
+        return line
+
+    def ready(self):
+        """Itself, once it has said READY."""
+        assert self.line() == "READY"
+        return self
+
+    def tell(self, command):
+        """Gives a command without waiting for its answer."""
+        self.process.stdin.write(command.encode() + b"\n")
+        self.process.stdin.flush()
+
+    def ask(self, command, timeout=30):
+        """Gives a command, which must be answered with OK; returns the lines before that."""
+        self.tell(command)
+        before = []
+        while (line := self.line(timeout)) != "OK":
+            assert not line.startswith("BAD"), f"{command}: {line}"
+            before.append(line)
+        return before
+
+    def unharmed(self):
+        """That the program answers and all of its memory is right."""
+        assert self.process.poll() is None, f"it ended with status {self.process.returncode}: {self.err.decode()}"
+        self.ask("verify")
+
+    def status(self, timeout=20):
+        """The exit status, once the process that was started has ended: as a shell would tell it, or -signal."""
+        try:
+            status = self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise Silence(f"did not end within {timeout} s") from None
+        for reader in self.readers:
+            reader.join(2)
+        return status
+
+
+def refused(done, *words):
+    """That a command was refused as all bad input is: status 2 and one line on standard error, holding `words`."""
+    assert done.returncode == 2, f"status {done.returncode}: {done.stderr}"
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1 and 20 <= len(lines[0]) <= 300, done.stderr
+    assert "panicked" not in lines[0] and "Error(" not in lines[0], done.stderr
+    for word in words:
+        assert word.lower() in lines[0].lower(), f"'{word}' is not in: {lines[0]}"
+
+
+def mappings(pid):
+    """The process's mappings as (start, end, permissions, name)."""
+    found = []
+    for line in pathlib.Path(f"/proc/{pid}/maps").read_text().splitlines():
+        fields = line.split(None, 5)
+        start, end = (int(word, 16) for word in fields[0].split("-"))
+        found.append((start, end, fields[1], fields[5] if len(fields) > 5 else ""))
+    return found
+
+
+def coverage(pid):
+    """Which addresses are mapped how, whatever the kernel's own boundaries between mappings that are alike."""
+    joined = []
+    for start, end, permissions, name in mappings(pid):
+        if joined and joined[-1][1:] == [start, permissions, name]:
+            joined[-1][1] = end
+        else:
+            joined.append([start, end, permissions, name])
+    return [tuple(each) for each in joined]
+
+
+def descriptors(pid):
+    """What each descriptor of a process is."""
+    return {int(entry.name): os.readlink(entry) for entry in pathlib.Path(f"/proc/{pid}/fd").iterdir()}
+
+
+def registered(pid):
+    """How many mappings of a process are registered with some userfaultfd."""
+    flags = (line.split()[1:] for line in pathlib.Path(f"/proc/{pid}/smaps").read_text().splitlines() if line.startswith("VmFlags:"))
+    return sum(1 for each in flags if {"um", "uw", "ui"} & set(each))
+
+
+def traits(pid):
+    """All that a pager might leave behind in a process, to be compared before and after."""
+    fields = ["Threads", "TracerPid", "SigBlk", "SigIgn", "SigCgt", "SigPnd", "ShdPnd", "Seccomp", "NoNewPrivs", "CapEff", "VmLck"]
+    return {name: status_field(pid, name) for name in fields} | {
+        "mappings": coverage(pid),
+        "descriptors": descriptors(pid),
+        "registered": registered(pid),
+        "threads": sorted(os.listdir(f"/proc/{pid}/task")),
+    }
+
+
+def rollup(pid, field="Anonymous"):
+    """A field of /proc/PID/smaps_rollup in bytes; 0 when the process is gone."""
+    with contextlib.suppress(OSError):
+        for line in pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith(field + ":"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def running(pid):
+    """Whether there is such a process and it is not a zombie."""
+    state = status_field(pid, "State")
+    return state is not None and state[0] not in "ZX"
+
+
+def state(pid):
+    """The letter of a process's state, or None when it is gone."""
+    field = status_field(pid, "State")
+    return field[0] if field else None
+
+
+def gone(pid, timeout=10):
+    """Waits until a process has ended."""
+    eventually(lambda: not running(pid), f"process {pid} to end", timeout)
+
+
+def squeeze(spillway, pid, size="4M"):
+    """Shrinks a target and waits until it is within its budget."""
+    spillway.resize(pid, size)
+    return spillway.settled(pid)
+
+
+def let_go(attached, timeout=30):
+    """Ctrl-C for an attached pager, which must bring all pages home and end with status 0."""
+    attached.process.send_signal(signal.SIGINT)
+    done = attached.finish(timeout=timeout)
+    assert done.status == 0, done.err
+    return done
+
+
+class Witness(threading.Thread):
+    """Samples the resident anonymous memory of processes, every few ms, as the kernel counts it.
+
+    The first scan is over when a sample within the limit follows the first one above it, or when none was ever above;
+    `late` are the samples above the limit after that.
+    """
+
+    def __init__(self, pids, limit, every=0.004):
+        super().__init__(daemon=True)
+        self.pids, self.limit, self.every = pids, limit, every
+        self.samples, self.late, self.peak = 0, [], 0
+        self.first_over = self.first_within = None
+        self.over = threading.Event()
+
+    def run(self):
+        began = time.monotonic()
+        while not self.over.wait(self.every):
+            resident = sum(rollup(pid) for pid in self.pids())
+            at = time.monotonic() - began
+            self.samples += 1
+            self.peak = max(self.peak, resident)
+            if resident > self.limit:
+                if self.first_within:
+                    self.late.append((round(at, 3), resident))
+                self.first_over = self.first_over or at
+            elif self.first_over and not self.first_within:
+                self.first_within = at
+
+    def finish(self):
+        """Ends sampling and demands that the budget held."""
+        self.over.set()
+        self.join()
+        assert self.samples >= 20, f"{self.samples} samples say nothing"
+        if self.first_over:
+            assert self.first_within, f"never within {self.limit} bytes again: peak {self.peak}"
+            assert self.first_within - self.first_over < 2, f"the first scan took {self.first_within - self.first_over:.1f} s"
+        assert not self.late, f"{len(self.late)} of {self.samples} samples above {self.limit}: {self.late[:5]}, peak {self.peak}"
+        return self.peak

@@ -1,0 +1,432 @@
+"""Adopting a process that is running already, following its children, and letting go without a trace."""
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import statistics
+import struct
+import subprocess
+import time
+
+import pytest
+from harness import MIB, REPOSITORY, children, eventually, status_field
+from mechanics import Program, coverage, let_go, refused, registered, running, squeeze, traits
+
+
+@pytest.fixture
+def fill(build):
+    return build("fill")
+
+
+@pytest.fixture
+def target(processes, fill):
+    return Program(processes, [fill, 64]).ready()
+
+
+# ---- adopting
+
+
+def test_adopted_shrunk_and_let_go_without_a_trace(spillway, target):
+    before = traits(target.pid)
+    attached = spillway.attach(target.pid, "50%")
+    entry = squeeze(spillway, target.pid, "8M")
+    assert entry["touched_bytes"] >= 64 * MIB and entry["stored_bytes"] > 48 * MIB, entry
+    target.unharmed()
+    let_go(attached)
+    assert traits(target.pid) == before
+    target.unharmed()
+    target.ask("rewrite")
+    target.ask("fork")
+
+
+def test_detach_from_outside(spillway, target):
+    before = traits(target.pid)
+    attached = spillway.attach(target.pid, "8M")
+    spillway.settled(target.pid)
+    spillway.detach(target.pid)
+    assert attached.finish(timeout=10).status == 0
+    assert spillway.find(target.pid) is None
+    assert traits(target.pid) == before
+    target.unharmed()
+
+
+def test_detach_while_it_faults(spillway, target):
+    target.ask("hammer 2")
+    for _ in range(3):
+        attached = spillway.attach(target.pid, "8M")
+        time.sleep(0.3)
+        target.unharmed()
+        let_go(attached)
+        assert registered(target.pid) == 0
+        target.unharmed()
+
+
+def test_ctrl_c_twice_still_brings_every_page_home(spillway, target):
+    attached = spillway.attach(target.pid, "4M")
+    spillway.settled(target.pid)
+    for _ in range(3):
+        with contextlib.suppress(ProcessLookupError):
+            attached.process.send_signal(signal.SIGINT)
+        time.sleep(0.002)
+    assert attached.finish(timeout=20).status == 0
+    assert registered(target.pid) == 0
+    target.unharmed()
+
+
+def test_again_and_again(spillway, target):
+    before = traits(target.pid)
+    for local in ["8M", "16M", "4M", "50%"]:
+        attached = spillway.attach(target.pid, local)
+        time.sleep(0.1)
+        let_go(attached)
+        assert traits(target.pid) == before
+    target.unharmed()
+
+
+def test_pause_of_the_adopted_thread(processes, spillway, build):
+    """At most 1 ms by the pager's own measure; a thread that watches the clock bears it out, within what a busy machine adds."""
+    program = Program(processes, [build("gap"), 64]).ready()
+
+    def gap():
+        os.kill(program.pid, signal.SIGUSR1)
+        return float(program.line().split()[1])
+
+    told, seen = [], []
+    for _ in range(5):
+        gap()
+        attached = spillway.attach(program.pid, "100%")
+        seen.append(gap())
+        told.append(spillway.find(program.pid)["adopt_pause_us"])
+        let_go(attached)
+    print(f"pauses in us: told {told}, seen {seen}")
+    assert all(told), told
+    assert statistics.median(told) <= 1000, told
+    assert min(seen) <= 1500, seen
+
+
+SLEEPS = {
+    "nanosleep": "0 -",
+    "until": "0 -",
+    "futex": "-1 ETIMEDOUT",
+    "condition": "-1 ETIMEDOUT",
+    "epoll": "0 -",
+    "poll": "0 -",
+    "ppoll": "0 -",
+    "select": "0 -",
+    "recv": "-1 EAGAIN",
+    "sigtimedwait": "-1 EAGAIN",
+    "semaphore": "-1 EAGAIN",
+}
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("kind", SLEEPS)
+def test_adopted_while_asleep(processes, spillway, build, kind, threads):
+    """The sleep ends when it should have, with the result that it should have, whichever thread was stopped for adoption."""
+    sleep_ms, asleep_s = 1300, 0.5
+    program = Program(processes, [build("sleeper"), kind, sleep_ms, 32, threads]).ready()
+    time.sleep(asleep_s)
+    attached = spillway.attach(program.pid, "8M")
+    for _ in range(threads):
+        word, elapsed, result = program.line().split(" ", 2)
+        assert word == "SLEPT"
+        assert result == SLEEPS[kind], f"{kind}: {result} after {elapsed} ms of {sleep_ms}"
+        # A sleep that began anew would take 500 ms more.
+        assert sleep_ms - 2 <= float(elapsed) <= sleep_ms + 350, f"{kind}: {elapsed} ms instead of {sleep_ms}"
+    assert program.line() == "OK"
+    let_go(attached)
+
+
+def test_adopted_while_asleep_in_a_pipe_read(processes, spillway, build):
+    program = Program(processes, [build("sleeper"), "pipe", 0, 32, 1]).ready()
+    time.sleep(0.3)
+    attached = spillway.attach(program.pid, "8M")
+    spillway.settled(program.pid)
+    time.sleep(0.3)
+    assert program.lines.empty(), "the read ended without data"
+    program.tell("")
+    assert program.line().endswith(" 1 -")
+    assert program.line() == "OK"
+    let_go(attached)
+
+
+def test_sleeps_natively(processes, build):
+    """What the sleeps above should give is what they give without us."""
+    programs = [(kind, Program(processes, [build("sleeper"), kind, 300, 1, 2]).ready()) for kind in SLEEPS]
+    for kind, program in programs:
+        assert {program.line().split(" ", 2)[2] for _ in range(2)} == {SLEEPS[kind]}, kind
+
+
+# ---- difficult targets
+
+
+def test_target_that_closes_all_descriptors(spillway, target):
+    target.ask("close")
+    attached = spillway.attach(target.pid, "8M")
+    spillway.settled(target.pid)
+    target.unharmed()
+    target.ask("close")
+    squeeze(spillway, target.pid)
+    target.unharmed()
+    let_go(attached)
+    target.unharmed()
+
+
+def test_target_that_closes_all_descriptors_under_run(processes, spillway, fill):
+    target = Program(processes, [fill, 48], spillway, "8M").ready()
+    target.ask("close")
+    target.unharmed()
+    target.ask("rewrite")
+    target.ask("close")
+    target.ask("fork")
+    target.tell("exit 3")
+    assert target.status() == 3
+
+
+def test_target_under_a_seccomp_filter(spillway, target):
+    target.ask("seccomp")
+    before = traits(target.pid)
+    attached = spillway.attach(target.pid, "8M")
+    squeeze(spillway, target.pid)
+    target.unharmed()
+    target.ask("rewrite")
+    let_go(attached)
+    assert traits(target.pid) == before
+    target.unharmed()
+
+
+def test_filter_that_kills_is_still_in_force_afterwards(spillway, target):
+    target.ask("seccomp")
+    let_go(spillway.attach(target.pid, "8M"))
+    target.tell("close")
+    assert target.status() == -signal.SIGSYS
+
+
+@pytest.mark.parametrize("whose", ["", "threads"])
+def test_target_that_installs_a_filter_when_managed(processes, spillway, fill, whose):
+    """`threads`: the filter is put on all threads of the process, and the agent is one of them."""
+    target = Program(processes, [fill, 64], spillway, "8M").ready()
+    target.ask(f"seccomp {whose}")
+    target.unharmed()
+    target.ask("rewrite")
+    squeeze(spillway, target.pid)
+    target.unharmed()
+    target.tell("exit 4")
+    assert target.status() == 4
+
+
+@pytest.mark.parametrize("tracer", ["gdb", "strace"])
+def test_target_under_a_tracer_is_refused(processes, spillway, target, need, tracer):
+    need(tracer)
+    command = {"gdb": ["gdb", "-q", "-nx", "-p", target.pid], "strace": ["strace", "-o", "/dev/null", "-p", target.pid]}[tracer]
+    process = processes.start(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    eventually(lambda: status_field(target.pid, "TracerPid") == str(process.pid), f"{tracer} to trace")
+    refused(spillway.cli("attach", target.pid, "--local", "8M"), tracer)
+    assert status_field(target.pid, "TracerPid") == str(process.pid)
+    if tracer == "gdb":
+        process.communicate(b"detach\nquit\n", 20)
+    else:
+        process.send_signal(signal.SIGINT)
+        process.wait(10)
+    target.unharmed()
+    let_go(spillway.attach(target.pid, "8M"))
+    target.unharmed()
+
+
+def test_program_started_under_a_tracer_runs_unmanaged(spillway, fill, need):
+    """`run` of a tracer: what it traces cannot be adopted, and must run as if we were not there."""
+    need("strace")
+    done = spillway.run(["strace", "-f", "-o", "/dev/null", fill, 64, "--once"], "16M").must_succeed()
+    assert done.out == "OK\n"
+
+
+# ---- core dumps
+
+
+def core_pages(path, start, size):
+    """The part of a core file that holds `size` bytes from address `start`."""
+    with open(path, "rb") as file:
+        head = file.read(64)
+        offset, count = struct.unpack_from("<Q", head, 32)[0], struct.unpack_from("<H", head, 56)[0]
+        file.seek(offset)
+        memory = bytearray(size)
+        for entry in struct.iter_unpack("<IIQQQQQQ", file.read(count * 56)):
+            kind, _, at, address, _, in_file, _, _ = entry
+            low, high = max(address, start), min(address + in_file, start + size)
+            if kind == 1 and low < high:
+                file.seek(at + low - address)
+                memory[low - start : high - start] = file.read(high - low)
+    return bytes(memory)
+
+
+@pytest.fixture
+def dumping(tmp_path):
+    """Options for programs that may leave a core in the test's directory."""
+    pattern = open("/proc/sys/kernel/core_pattern").read().strip()
+    if pattern.startswith("|") or "/" in pattern:
+        pytest.skip(f"cores go to '{pattern}', not to the working directory")
+
+    def unlimited():
+        resource.setrlimit(resource.RLIMIT_CORE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+    return {"cwd": tmp_path, "preexec_fn": unlimited}
+
+
+def dumped(target, directory):
+    """Where a program's memory is, its content, and the content of the core it leaves when it aborts."""
+    where = target.ask("where")[0].split()
+    start, size = int(where[1], 16), int(where[2])
+    target.ask(f"dump {directory}/memory")
+    return start, size, (directory / "memory").read_bytes()
+
+
+def test_core_after_letting_go_is_complete(processes, spillway, fill, tmp_path, dumping):
+    target = Program(processes, [fill, 32], **dumping).ready()
+    attached = spillway.attach(target.pid, "8M")
+    spillway.settled(target.pid)
+    let_go(attached)
+    start, size, memory = dumped(target, tmp_path)
+    target.tell("abort")
+    assert target.status() == -signal.SIGABRT
+    core = next(tmp_path.glob("core*"))
+    assert core_pages(core, start, size) == memory
+
+
+def test_core_of_a_managed_program_lacks_only_evicted_pages(processes, spillway, fill, tmp_path, dumping):
+    """Asserted: the dump ends, the status is right, each page in the core is right or all zeros, and docs/KERNEL.md says so."""
+    target = Program(processes, [fill, 32], spillway, "12M", **dumping).ready()
+    start, size, memory = dumped(target, tmp_path)
+    squeeze(spillway, target.pid, "8M")
+    target.tell("abort")
+    assert target.status() == 128 + signal.SIGABRT
+    core = core_pages(next(tmp_path.glob("core*")), start, size)
+    zeros, right = bytes(4096), 0
+    for at in range(0, size, 4096):
+        page = core[at : at + 4096]
+        assert page in (zeros, memory[at : at + 4096]), f"page {at // 4096} of the core is neither right nor missing"
+        right += page != zeros
+    assert right > 0
+    said = (REPOSITORY / "docs/KERNEL.md").read_text().lower()
+    assert "core dump" in said and "evicted" in said
+
+
+# ---- children
+
+
+def test_forked_child_sees_evicted_pages(processes, spillway, fill):
+    target = Program(processes, [fill, 48], spillway, "24M").ready()
+    for _ in range(3):
+        squeeze(spillway, target.pid, "8M")
+        target.ask("fork")
+    target.unharmed()
+    target.tell("exit 0")
+    assert target.status() == 0
+
+
+def test_forked_child_of_an_adopted_process(spillway, target):
+    attached = spillway.attach(target.pid, "8M")
+    for _ in range(3):
+        spillway.settled(target.pid)
+        target.ask("fork")
+    let_go(attached)
+    target.ask("fork")
+
+
+def test_a_pipeline_and_an_exec(spillway, fill):
+    done = spillway.run(["sh", "-c", f"{fill} 48 --once | {fill} 48 --once; exec {fill} 48 --once"], "12M").must_succeed()
+    assert done.out == "OK\nOK\n"
+    assert done.stats["evicted_pages"] > 3 * 36 * 256 * 0.6, done.stats
+
+
+def test_parallel_children_share_one_budget(spillway, fill):
+    done = spillway.run(["sh", "-c", f"{fill} 48 --once & {fill} 48 --once & {fill} 48 --once & wait"], "24M").must_succeed()
+    assert done.out == "OK\n" * 3
+    assert done.stats["local_peak_bytes"] <= 24 * MIB * 1.05, done.stats
+
+
+def test_exec_of_a_managed_process(processes, spillway, fill):
+    target = Program(processes, [fill, 48], spillway, "12M").ready()
+    target.unharmed()
+    target.tell("exec")
+    assert target.line() == "OK"
+    assert target.status() == 0
+
+
+def test_exec_of_an_adopted_process(spillway, target):
+    attached = spillway.attach(target.pid, "8M")
+    spillway.settled(target.pid)
+    target.tell("exec")
+    assert target.line() == "OK"
+    assert target.status() == 0
+    assert attached.finish(timeout=10).status == 0
+
+
+def test_adopted_with_its_children(processes, spillway, fill):
+    shell = Program(processes, ["sh", "-c", f"{fill} 64; echo $?"]).ready()
+    child = eventually(lambda: children(shell.pid), "the shell's child")[0]
+    attached = spillway.attach(shell.pid, "12M")
+    eventually(lambda: spillway.find(shell.pid)["stored_bytes"] > 40 * MIB, "the child's memory to be evicted")
+    shell.unharmed()
+    let_go(attached)
+    assert registered(child) == 0
+    shell.unharmed()
+
+
+def test_daemon_lives_on_with_its_memory(processes, spillway, build, tmp_path):
+    said = tmp_path / "said"
+    program = Program(processes, [build("daemonise"), 48, said], spillway, "12M")
+    assert program.status(60) == 0
+    eventually(lambda: said.exists() and said.read_text(), "the daemon's verdict", 60)
+    assert said.read_text() == "OK\n"
+
+
+def test_orphan_grandchild_keeps_its_pager(processes, spillway, fill, tmp_path):
+    """The program that was run is gone, the status is told, and a child left behind still has all of its memory."""
+    script = f"mkfifo {tmp_path}/in; {fill} 48 <{tmp_path}/in >{tmp_path}/out & exec 3>{tmp_path}/in; echo $!; exit 6"
+    program = Program(processes, ["sh", "-c", script], spillway, "12M")
+    child = int(program.line())
+    with open(tmp_path / "in", "wb") as told:
+        assert program.status() == 6
+        assert running(child)
+        told.write(b"verify\nrewrite\nverify\n")
+        told.flush()
+        eventually(lambda: (tmp_path / "out").read_text() == "READY\nOK\nOK\nOK\n", "the orphan's answers", 30)
+    eventually(lambda: not running(child), "the orphan to end")
+
+
+def test_listing(spillway, target):
+    assert spillway.find(target.pid) is None
+    attached = spillway.attach(target.pid, "8M")
+    entry = spillway.settled(target.pid)
+    for name in ["pid", "touched_bytes", "local_bytes", "budget_bytes", "stored_bytes", "stored_compressed_bytes", "faults", "fault_us"]:
+        assert name in entry, name
+    assert entry["budget_bytes"] == 8 * MIB
+    table = spillway.cli("ps").stdout.splitlines()
+    assert any(line.split()[0] == str(target.pid) for line in table[1:]), table
+    let_go(attached)
+    assert spillway.find(target.pid) is None
+
+
+def test_doctor(spillway):
+    checks = json.loads(spillway.cli("doctor", "--json").stdout)
+    checks = checks if isinstance(checks, list) else checks["checks"]
+    assert {"kernel", "userfaultfd", "privileges", "ptrace", "seccomp", "memlock"} <= {check["name"] for check in checks}
+    for check in checks:
+        assert check["found"] and (check["ok"] or (check["cost"] and "remedy" in check)), check
+
+
+def test_new_mappings_of_an_adopted_process_are_managed(spillway, target):
+    attached = spillway.attach(target.pid, "16M")
+    spillway.settled(target.pid)
+    target.ask("grow 64")
+    entry = spillway.settled(target.pid)
+    assert entry["touched_bytes"] >= 127 * MIB, entry
+    target.unharmed()
+    target.ask("drop 100 20000")
+    target.unharmed()
+    before = coverage(target.pid)
+    let_go(attached)
+    assert len(coverage(target.pid)) <= len(before)
+    target.unharmed()

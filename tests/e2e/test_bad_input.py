@@ -1,0 +1,197 @@
+"""Bad input: one line that names the remedy, status 2, and nobody is harmed."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+
+import pytest
+from harness import PIPES, REPOSITORY, eventually
+from mechanics import Program, let_go, refused, state, traits
+
+SIZES = ["", "x", "M", "-1M", "0", "1", "3M", "4095K", "0%", "101%", "-5%", "12Q", "99999999999999999999", "1e9", "1 M"]
+POOLS = ["nosuch:", "nosuch://host:1", "http://example.org/", "local", "", ":", "local:?compress=nosuch", "local:?nosuch=1"]
+
+
+@pytest.fixture
+def target(processes, build):
+    return Program(processes, [build("fill"), 32]).ready()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_sizes(spillway, target, tmp_path, size):
+    before, trace = traits(target.pid), tmp_path / "it ran"
+    refused(spillway.cli("attach", target.pid, f"--local={size}"))
+    refused(spillway.cli("run", f"--local={size}", "--", "touch", trace))
+    assert not trace.exists()
+    assert traits(target.pid) == before
+    target.unharmed()
+
+
+def test_size_below_the_floor_names_it(spillway, target):
+    refused(spillway.cli("attach", target.pid, "--local", "1M"), "4 MiB")
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_pools(spillway, target, tmp_path, pool):
+    before, trace = traits(target.pid), tmp_path / "it ran"
+    refused(spillway.cli("attach", target.pid, f"--pool={pool}"))
+    refused(spillway.cli("run", f"--pool={pool}", "--", "touch", trace))
+    assert not trace.exists()
+    assert traits(target.pid) == before
+    target.unharmed()
+
+
+def test_resize_to_nonsense_changes_nothing(spillway, target):
+    attached = spillway.attach(target.pid, "8M")
+    for size in ["1M", "x", "101%", "-3M"]:
+        refused(spillway.cli("resize", "--", target.pid, size))
+    assert spillway.find(target.pid)["budget_bytes"] == 8 << 20
+    target.unharmed()
+    let_go(attached)
+
+
+def unused_pid():
+    """A process id that nobody has."""
+    return next(pid for pid in range(int(open("/proc/sys/kernel/pid_max").read()) - 2, 1, -1) if not os.path.exists(f"/proc/{pid}"))
+
+
+def test_no_such_process(spillway):
+    pid = unused_pid()
+    refused(spillway.cli("attach", pid, "--local", "8M"), str(pid))
+    refused(spillway.cli("resize", pid, "8M"), str(pid))
+    refused(spillway.cli("detach", pid), str(pid))
+
+
+@pytest.mark.parametrize("pid", ["0", "-1", "x", "99999999999999", "1.5", ""])
+def test_what_is_no_process_id(spillway, pid):
+    refused(spillway.cli("attach", "--local", "8M", "--", pid))
+
+
+def test_processes_that_are_not_managed(spillway, target):
+    refused(spillway.cli("resize", target.pid, "8M"), str(target.pid))
+    refused(spillway.cli("detach", target.pid), str(target.pid))
+    target.unharmed()
+
+
+def test_zombie(processes, spillway):
+    zombie = processes.start(["true"])
+    eventually(lambda: state(zombie.pid) == "Z", "the zombie")
+    refused(spillway.cli("attach", zombie.pid, "--local", "8M"))
+
+
+def test_kernel_thread(spillway):
+    try:
+        name = pathlib.Path("/proc/2/comm").read_text()
+    except FileNotFoundError:
+        name = ""
+    if name != "kthreadd\n":
+        pytest.skip("kernel threads are not visible in this PID namespace")
+    refused(spillway.cli("attach", 2, "--local", "8M"))
+
+
+def test_already_adopted(spillway, target):
+    attached = spillway.attach(target.pid, "8M")
+    spillway.settled(target.pid)
+    refused(spillway.cli("attach", target.pid, "--local", "16M"), "already")
+    target.unharmed()
+    let_go(attached)
+    target.unharmed()
+
+
+def test_program_under_run_is_already_adopted(processes, spillway, build):
+    target = Program(processes, [build("fill"), 32], spillway, "8M").ready()
+    target.unharmed()
+    refused(spillway.cli("attach", target.pid, "--local", "16M"), "already")
+    target.unharmed()
+    target.tell("exit 0")
+    assert target.status() == 0
+
+
+def test_pager_is_no_target(spillway, target):
+    attached = spillway.attach(target.pid, "8M")
+    refused(spillway.cli("attach", attached.process.pid, "--local", "8M"))
+    target.unharmed()
+    let_go(attached)
+
+
+@pytest.fixture
+def public_binary(spillway):
+    """A copy of the binary that other users can run, wherever the repository is."""
+    directory = tempfile.mkdtemp()
+    os.chmod(directory, 0o755)
+    copy = os.path.join(directory, "spillway")
+    shutil.copy(spillway.path, copy)
+    os.chmod(copy, 0o755)
+    yield copy
+    shutil.rmtree(directory)
+
+
+def as_nobody(setpriv):
+    """What comes before a command that is to run without any privilege."""
+    return [setpriv, "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"]
+
+
+def test_no_permission(spillway, target, need, public_binary):
+    (setpriv,) = need("setpriv")
+    before = traits(target.pid)
+    for command in [["attach", target.pid, "--local", "8M"], ["detach", target.pid], ["resize", target.pid, "8M"]]:
+        words = [*as_nobody(setpriv), public_binary, *map(str, command)]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL, cwd="/")
+        refused(done, str(target.pid))
+    assert traits(target.pid) == before
+    target.unharmed()
+
+
+def test_no_privilege_to_manage_even_one_s_own(processes, build, need, public_binary):
+    """Without CAP_SYS_PTRACE: refused with a remedy, or, where the machine allows it, adopted; never a broken target."""
+    (setpriv,) = need("setpriv")
+    nobody = as_nobody(setpriv)
+    public_fill = os.path.join(os.path.dirname(public_binary), "fill")
+    shutil.copy(build("fill"), public_fill)
+    os.chmod(public_fill, 0o755)
+    target = Program(processes, [*nobody, public_fill, 32], cwd="/").ready()
+    before = traits(target.pid)
+    attach = processes.start([*nobody, public_binary, "attach", target.pid, "--local", "8M"], cwd="/", **PIPES)
+    try:
+        out, err = attach.communicate(timeout=3)
+    except subprocess.TimeoutExpired:
+        attach.send_signal(2)
+        attach.communicate(timeout=20)
+    else:
+        refused(subprocess.CompletedProcess([], attach.returncode, out, err))
+        assert traits(target.pid) == before
+    target.unharmed()
+
+
+def test_32_bit_program(processes, spillway, tmp_path):
+    narrow = tmp_path / "narrow"
+    source = REPOSITORY / "tests/programs/narrow.c"
+    flags = ["-m32", "-O2", "-nostdlib", "-static", "-ffreestanding", "-fno-pic", "-fno-stack-protector"]
+    subprocess.run(["cc", *flags, "-o", narrow, source], check=True, timeout=60)
+    target = Program(processes, [narrow]).ready()
+    before = traits(target.pid)
+    refused(spillway.cli("attach", target.pid, "--local", "8M"), "32")
+    assert traits(target.pid) == before
+    target.tell("")
+    assert target.line() == "OK"
+    # Where one is started among others it runs as it is, unmanaged.
+    done = spillway.run([narrow], "8M", "-q", stdin="\n")
+    assert (done.status, done.out) == (0, "READY\nOK\n"), done.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["", "nosuch", "run", "run --", "run --nosuch -- true", "attach", "attach --local 8M", "resize 1", "detach", "ps --nosuch"],
+)
+def test_command_lines(spillway, words):
+    refused(spillway.cli(*words.split()))
+
+
+def test_stats_file_that_cannot_be_written(spillway, target, tmp_path):
+    trace = tmp_path / "it ran"
+    refused(spillway.cli("run", "--stats", "/no/such/directory/stats", "--", "touch", trace))
+    refused(spillway.cli("attach", target.pid, "--stats", "/no/such/directory/stats"))
+    assert not trace.exists()
+    target.unharmed()

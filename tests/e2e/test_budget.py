@@ -1,0 +1,180 @@
+"""The budget holds, by the kernel's count of resident pages, whatever the program does; and the pager stays small."""
+
+import json
+import threading
+
+import pytest
+from harness import MIB, PEAK_ALLOWANCE, eventually, status_field, tree
+from mechanics import SMALL_UNMANAGED_BYTES, Program, Witness, executable, let_go, rollup, squeeze
+
+
+@pytest.fixture
+def fill(build):
+    return build("fill")
+
+
+def limit(budget, programs=1):
+    """What the kernel may count under a budget: pages that no pager takes come on top, a little for each program."""
+    return int(budget * PEAK_ALLOWANCE) + programs * SMALL_UNMANAGED_BYTES
+
+
+class Reported(threading.Thread):
+    """Samples what the pager says of itself: `local_bytes`, buffers included."""
+
+    def __init__(self, spillway, pid):
+        super().__init__(daemon=True)
+        self.spillway, self.pid = spillway, pid
+        self.entries, self.over = [], threading.Event()
+
+    def run(self):
+        while not self.over.wait(0.05):
+            if entry := self.spillway.find(self.pid):
+                self.entries.append(entry)
+
+    def finish(self, budget):
+        self.over.set()
+        self.join()
+        above = [entry["local_bytes"] for entry in self.entries if entry["local_bytes"] > budget * PEAK_ALLOWANCE]
+        assert self.entries and not above, f"{len(above)} of {len(self.entries)} reports above {budget} bytes: {above[:5]}"
+
+
+@pytest.mark.parametrize("local", [16, 64, 192])
+def test_program_that_allocates_at_full_speed(processes, spillway, fill, tmp_path, local):
+    budget, stats = local * MIB, tmp_path / "stats.json"
+    target = Program(processes, [fill, 384], spillway, f"{local}M", ["--stats", stats])
+    pid = target.pid
+    witness, reported = Witness(lambda: [pid], limit(budget)), Reported(spillway, pid)
+    witness.start(), reported.start()
+    target.ready()
+    target.ask("rewrite")
+    peak = witness.finish()
+    reported.finish(budget)
+    print(f"budget {budget}, kernel's peak {peak}")
+    target.unharmed()
+    target.tell("exit 0")
+    assert target.status() == 0
+    told = json.loads(stats.read_text())
+    assert told["local_peak_bytes"] <= budget * PEAK_ALLOWANCE, told
+    assert told["touched_bytes"] >= 383 * MIB or told["evicted_pages"] * 4096 >= (384 - local) * MIB, told
+
+
+def test_program_that_churns(processes, spillway, fill):
+    budget = 24 * MIB
+    target = Program(processes, [fill, 96], spillway, "24M").ready()
+    pid = target.pid
+    witness = Witness(lambda: [pid], limit(budget))
+    witness.start()
+    target.ask("hammer 2")
+    target.ask("churn 1500")
+    for _ in range(3):
+        target.ask("grow 32")
+        target.ask("drop 500 6000")
+    witness.finish()
+
+
+def test_adopted_while_it_churns(processes, spillway, fill):
+    budget = 16 * MIB
+    target = Program(processes, [fill, 96]).ready()
+    target.ask("hammer 2")
+    witness = Witness(lambda: [target.pid], limit(budget))
+    witness.start()
+    attached = spillway.attach(target.pid, "16M")
+    target.ask("churn 2000", 40)
+    target.ask("grow 64")
+    witness.finish()
+    let_go(attached)
+    target.unharmed()
+
+
+def test_children_at_full_speed_share_one_budget(processes, spillway, fill):
+    budget = 32 * MIB
+    script = f"{fill} 96 --once & {fill} 96 --once & wait"
+    target = Program(processes, ["sh", "-c", script], spillway, "32M")
+    root, ours = target.pid, str(spillway.path)
+    witness = Witness(lambda: [pid for pid in tree(root) if executable(pid) != ours], limit(budget, programs=3), every=0.01)
+    witness.start()
+    assert [target.line(60), target.line(60)] == ["OK", "OK"]
+    witness.finish()
+    assert target.status() == 0
+
+
+def test_budgets_shrink_and_grow(processes, spillway, fill):
+    target = Program(processes, [fill, 96]).ready()
+    attached = spillway.attach(target.pid, "64M")
+    for size in [64, 8, 32, 4, 48]:
+        entry = squeeze(spillway, target.pid, f"{size}M")
+        assert entry["budget_bytes"] == size * MIB
+        resident = rollup(target.pid)
+        assert resident <= limit(size * MIB), f"{resident} resident of {size} MiB"
+        assert entry["local_bytes"] >= resident - 2 * MIB - SMALL_UNMANAGED_BYTES, f"{resident} resident, {entry} told"
+        target.unharmed()
+    spillway.resize(target.pid, "200M")
+    target.unharmed()
+    eventually(lambda: rollup(target.pid) > 90 * MIB, "what is used to come home under a budget that holds it all")
+    before = spillway.find(target.pid)["evicted_pages"]
+    target.ask("verify")
+    assert spillway.find(target.pid)["evicted_pages"] == before, "pages left although all fit"
+    let_go(attached)
+
+
+def test_share_of_what_was_touched(processes, spillway, fill):
+    target = Program(processes, [fill, 96], spillway, "25%").ready()
+    target.unharmed()
+    entry = spillway.settled(target.pid)
+    assert 0.2 * 96 * MIB <= entry["budget_bytes"] <= 0.3 * 97 * MIB, entry
+    assert rollup(target.pid) <= limit(entry["budget_bytes"]), entry
+    target.ask("grow 96")
+    target.unharmed()
+    entry = spillway.settled(target.pid)
+    assert 0.2 * 192 * MIB <= entry["budget_bytes"] <= 0.3 * 194 * MIB, entry
+
+
+def test_share_has_a_floor(processes, spillway, fill):
+    target = Program(processes, [fill, 2], spillway, "1%").ready()
+    target.unharmed()
+    entry = eventually(lambda: spillway.find(target.pid), "the target in `spillway ps`")
+    assert entry["budget_bytes"] >= 4 * MIB, entry
+
+
+def test_the_floor_is_enough_to_live(processes, spillway, fill):
+    target = Program(processes, [fill, 64], spillway, "4M").ready()
+    target.ask("rewrite")
+    target.ask("fork")
+    target.tell("exit 0")
+    assert target.status() == 0
+
+
+def test_program_that_fits_is_left_alone(processes, spillway, fill):
+    target = Program(processes, [fill, 32], spillway, "64M").ready()
+    target.ask("rewrite")
+    target.ask("churn 500")
+    entry = spillway.find(target.pid)
+    assert entry["evicted_pages"] == 0 and entry["stored_bytes"] == 0, entry
+
+
+def test_pager_s_memory_does_not_follow_the_target_s(processes, spillway, fill):
+    """Zeros are not stored, so what grows here is the pager: by its table, which may take 8 bytes a page."""
+    target = Program(processes, [fill, 16], spillway, "8M").ready()
+    target.unharmed()
+    pager = spillway.settled(target.pid)["pager_pid"]
+    before = resident(pager)
+    target.ask("blank 512", 60)
+    entry = spillway.settled(target.pid)
+    grown = resident(pager) - before
+    print(f"pager: {before} bytes, {grown} more after 512 MiB more")
+    assert entry["stored_compressed_bytes"] < 64 * MIB, entry
+    assert grown <= 512 * MIB // 4096 * 8 + 2 * MIB, f"{grown} bytes more"
+    assert entry["table_bytes"] <= entry["touched_bytes"] // 4096 * 8 + 1 * MIB, entry
+
+
+def resident(pid):
+    """Resident memory of a process in bytes, of whatever kind."""
+    return int(status_field(pid, "VmRSS").split()[0]) * 1024
+
+
+def test_pager_locks_itself_in_memory(processes, spillway, fill):
+    target = Program(processes, [fill, 48], spillway, "12M").ready()
+    target.unharmed()
+    entry = spillway.settled(target.pid)
+    kib = int(status_field(entry["pager_pid"], "VmLck").split()[0])
+    assert kib * 1024 >= resident(entry["pager_pid"]) * 0.5, f"{kib} KiB of the pager are locked"
