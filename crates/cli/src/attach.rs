@@ -117,7 +117,7 @@ fn detach(service: &Arc<Service>, told: mpsc::Sender<String>) {
             let _ = told.send(failure);
         }
     };
-    if let Err(error) = std::thread::Builder::new().name("detach".into()).spawn(work) {
+    if let Err(error) = control::thread("detach").spawn(work) {
         say::note(Failure::new(FAILED, format!("cannot begin to detach: {error}; try again")));
     }
 }

@@ -22,6 +22,8 @@ const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 /// Connections served at once; each has a thread.
 const CONNECTIONS_MAX: usize = 8;
 
+/// The stack of a thread that parses requests; JSON that nests deeply is refused far earlier.
+const STACK_BYTES: usize = 256 << 10;
 /// How often a peer is told how far its request is: often enough for eyes, too rarely to slow the pages down.
 const PROGRESS_EVERY: Duration = Duration::from_millis(100);
 
@@ -83,7 +85,7 @@ pub(crate) fn listen<P: Paging + 'static>(listener: UnixListener, service: Arc<S
             }
         }
     };
-    std::thread::Builder::new().name("control".into()).spawn(accept).map(drop)
+    thread("control").spawn(accept).map(drop)
 }
 
 fn admit<P: Paging + 'static>(stream: UnixStream, service: &Arc<Service<P>>, serving: &Arc<AtomicUsize>) {
@@ -104,7 +106,12 @@ fn admit<P: Paging + 'static>(stream: UnixStream, service: &Arc<Service<P>>, ser
         answer_all(&mut lines, &service, Peer::Command);
     };
     // Without a thread to spare the connection is closed, which the peer sees.
-    let _ = std::thread::Builder::new().name("control-peer".into()).spawn(serve);
+    let _ = thread("control-peer").spawn(serve);
+}
+
+/// A thread beside the pager's, whose memory is locked: the default stack of 2 MiB would be resident to its end.
+pub(crate) fn thread(name: &str) -> std::thread::Builder {
+    std::thread::Builder::new().name(name.into()).stack_size(STACK_BYTES)
 }
 
 /// One of the connections that are served at once.

@@ -133,7 +133,7 @@ pub(crate) fn serve(args: &Args) -> Result<u8, Failure> {
         control::answer_all(&mut front, &for_front, Peer::Front);
         drop(gone);
     };
-    std::thread::Builder::new().name("front".into()).spawn(answer).map_err(failed)?;
+    control::thread("front").spawn(answer).map_err(failed)?;
     while wait_gone.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
         service.mend_stops();
         service.snapshot(); // Remembers what is stored.

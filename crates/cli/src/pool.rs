@@ -20,7 +20,7 @@ pub(crate) fn open(url: &str) -> Result<Box<dyn Store>, Failure> {
         Url::Local(config) => {
             let (store, refill) = Local::new(config);
             let supply = move || top_up(refill);
-            let started = std::thread::Builder::new().name("refill".into()).spawn(supply);
+            let started = crate::control::thread("refill").spawn(supply);
             started
                 .map_err(|error| Failure::new(FAILED, format!("the pool's thread could not be started: {error}")))?;
             Ok(Box::new(store))

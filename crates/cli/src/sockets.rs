@@ -140,7 +140,9 @@ fn question(path: PathBuf, owner: u32) -> Option<Found> {
 /// The pager of a process: of its root, of one of its descendants, or of the `spillway run` before it.
 pub(crate) fn pager_of(pid: i32) -> Result<Found, Failure> {
     let mut pagers = pagers();
-    let manages = |of: &Listing, pid| pid == of.snapshot.pid || pid == of.front_pid || pid == of.pager_pid;
+    let manages = |of: &Listing, pid| {
+        [of.snapshot.pid, of.front_pid, of.pager_pid].contains(&pid) || of.snapshot.pids.contains(&pid)
+    };
     let ancestors = std::iter::successors(Some(pid), |&pid| crate::processes::parent(pid));
     for pid in ancestors.take_while(|&pid| pid > 1) {
         if let Some(index) = pagers.iter().position(|found| manages(&found.listing, pid)) {

@@ -40,13 +40,13 @@ pub struct Write {
     pub page: PageIndex,
     /// Where its bytes are.
     pub buffer: BufferIndex,
-    /// Its clean copy, for [`put`](#): unchanged pages are not written.
+    /// Its clean copy, for the store to compare with: unchanged pages are not written.
     pub previous: Option<HandleBits>,
 }
 
 impl Pager {
     /// Pages that should be free before the next burst of faults, given the budget.
-    pub fn reserve_pages(&self) -> u64 {
+    fn reserve_pages(&self) -> u64 {
         (self.budget_pages() / 64).clamp(8, 64)
     }
 
@@ -55,24 +55,35 @@ impl Pager {
         (self.budget_pages() / 64).clamp(4, 64)
     }
 
-    /// Whether fewer pages are free than should be.
-    pub fn wants_eviction(&self) -> bool {
-        !self.store_full && self.free_pages() < self.reserve_pages()
+    /// Pages in buffers that the store should have: they become free without another capture.
+    fn due_writes(&self) -> u64 {
+        (self.inactive.len() as u64).saturating_sub(self.inactive_pages_kept())
     }
 
-    /// Pages beyond the budget.
-    pub fn excess_pages(&self) -> u64 {
-        self.local_pages().saturating_sub(self.budget_pages())
+    /// Whether buffered pages wait to be written ([`Pager::next_write`]).
+    pub fn has_due_writes(&self) -> bool {
+        !self.store_full && self.due_writes() > 0
+    }
+
+    /// How many pages to capture now so that enough will be free for the next burst of faults; zero when enough are.
+    /// Goes for twice the reserve, so that captures come in batches.
+    pub fn wanted_captures(&self) -> u64 {
+        let coming = self.free_pages().saturating_add(self.due_writes());
+        let over = self.local_pages().saturating_sub(self.budget_pages().saturating_add(self.due_writes()));
+        if self.store_full || (coming >= self.reserve_pages() && over == 0) {
+            return 0;
+        }
+        (2 * self.reserve_pages()).saturating_sub(coming) + over
+    }
+
+    /// The most pages to capture at once: a small budget should not lose a large part of itself to one batch.
+    pub fn batch_pages(&self) -> u64 {
+        (self.budget_pages() / 128).clamp(8, 64)
     }
 
     /// Chooses up to `most` pages of one target to capture, as runs of adjacent pages appended to `runs`. Targets for
     /// which `may` is false are passed over. Returns whose pages they are.
-    pub fn next_capture(
-        &mut self,
-        most: u64,
-        may: impl Fn(TargetId) -> bool,
-        runs: &mut Vec<Run>,
-    ) -> Option<TargetId> {
+    pub fn next_capture(&mut self, most: u64, may: impl Fn(TargetId) -> bool, runs: &mut Vec<Run>) -> Option<TargetId> {
         let mut left = most.min(self.free_buffers.len() as u64);
         // Two turns: the first may only take second chances.
         let mut chunks = 2 * self.table.chunk_slots();

@@ -143,6 +143,7 @@ pub struct Pager {
     pub(crate) table: Table,
     pub(crate) streams: Vec<Streams>,
     pub(crate) hand: Hand,
+    home_hand: Hand,
     pub(crate) free_buffers: Vec<BufferIndex>,
     pub(crate) inactive: VecDeque<PageIndex>,
     pub(crate) released: Vec<HandleBits>,
@@ -162,6 +163,7 @@ impl Pager {
             table: Table::default(),
             streams: Vec::new(),
             hand: Hand::default(),
+            home_hand: Hand::default(),
             free_buffers: (0..config.buffers).rev().map(BufferIndex).collect(),
             // Twice the buffers: a page that was stolen or removed leaves its place in the queue behind.
             inactive: VecDeque::with_capacity(2 * buffers),
@@ -185,6 +187,11 @@ impl Pager {
         self.budget = budget;
     }
 
+    /// The budget as it was set.
+    pub fn budget(&self) -> Budget {
+        self.budget
+    }
+
     /// The budget in pages, as of now.
     pub fn budget_pages(&self) -> u64 {
         match self.budget {
@@ -196,6 +203,11 @@ impl Pager {
     /// Pages in local memory: mapped, or in a buffer.
     pub fn local_pages(&self) -> u64 {
         self.table.mapped() + self.used_buffers()
+    }
+
+    /// Pages in targets.
+    pub fn mapped_pages(&self) -> u64 {
+        self.table.mapped()
     }
 
     /// Pages that may still become local.
@@ -279,8 +291,24 @@ impl Pager {
                 }
             }
             State::Inactive | State::Writing | State::Fetching => {
-                unreachable!("buffered pages were answered above, and a fetch ends before the next fault is asked about")
+                unreachable!(
+                    "buffered pages were answered above, and a fetch ends before the next fault is asked about"
+                )
             }
+        }
+    }
+
+    /// Up to `most` pages that are not in their targets, and where they belong; none when a whole pass found none. The
+    /// pass goes on from call to call.
+    pub fn outside(&mut self, most: usize, into: &mut Vec<(TargetId, Address, PageIndex)>) {
+        into.clear();
+        let from_start = self.home_hand.is_start();
+        while into.len() < most {
+            let Some(page) = self.table.next_outside(&mut self.home_hand) else { break };
+            into.extend(self.regions.address_of(page).map(|(target, address)| (target, address, page)));
+        }
+        if into.is_empty() && !from_start {
+            self.outside(most, into);
         }
     }
 

@@ -67,6 +67,13 @@ pub struct Hand {
     page: usize,
 }
 
+impl Hand {
+    /// Whether it stands at the table's start.
+    pub fn is_start(&self) -> bool {
+        self.slot == 0 && self.page == 0
+    }
+}
+
 impl Table {
     /// The entry of `page`; untouched when it has none.
     pub fn get(&self, page: PageIndex) -> Entry {
@@ -169,6 +176,24 @@ impl Table {
             hand.page = 0;
             *chunks_max -= 1;
         }
+        None
+    }
+
+    /// The next page at or after `hand` that is neither untouched nor mapped nor lost, before the table's end.
+    pub fn next_outside(&self, hand: &mut Hand) -> Option<PageIndex> {
+        while let Some(slot) = self.chunks.get(hand.slot) {
+            if let Some(chunk) = slot.as_deref().filter(|chunk| chunk.used > chunk.mapped) {
+                while hand.page < CHUNK_PAGES {
+                    let within = hand.page;
+                    hand.page += 1;
+                    if !matches!(chunk.entries[within].state(), State::Untouched | State::Mapped | State::Lost) {
+                        return Some(PageIndex(chunk.number * CHUNK_PAGES_U64 + within as u64));
+                    }
+                }
+            }
+            *hand = Hand { slot: hand.slot + 1, page: 0 };
+        }
+        *hand = Hand::default();
         None
     }
 

@@ -3,6 +3,23 @@
 //! A [`Pager`] owns its threads; dropping it without [`Pager::detach`] leaves the targets to what
 //! [`Options::on_pager_death`] says.
 
+mod adopt;
+mod doctor;
+mod driver;
+mod error;
+mod handle;
+mod placement;
+pub mod procfs;
+mod removals;
+mod shared;
+mod sys;
+mod target;
+mod watcher;
+
+pub use doctor::{Check, doctor};
+pub use error::Error;
+pub use handle::Pager;
+
 use spillway_store::Store;
 
 /// How much local memory the targets may use, all of them together.
@@ -36,14 +53,13 @@ pub struct Options {
     pub on_pager_death: OnPagerDeath,
 }
 
-/// The pager of one process tree.
-pub struct Pager {}
-
 /// Counters at one moment. Sizes in bytes, times in microseconds.
 #[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct Snapshot {
     /// The root process.
     pub pid: i32,
+    /// All processes under management.
+    pub pids: Vec<i32>,
     /// Processes under management now.
     pub processes: u64,
     /// Distinct memory the targets hold now, wherever it is.
@@ -95,83 +111,4 @@ pub struct FaultTimes {
     pub p999: f64,
     /// Largest.
     pub max: f64,
-}
-
-/// Why something could not be done; the text tells the user what to do about it.
-#[derive(Debug)]
-pub enum Error {
-    /// There is no such process.
-    NoSuchProcess(i32),
-    /// Any other, to be refined.
-    Other(String),
-}
-
-impl std::fmt::Display for Error {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::NoSuchProcess(pid) => write!(f, "there is no process {pid}: see `ps -e` for those that run"),
-            Self::Other(text) => f.write_str(text),
-        }
-    }
-}
-
-impl std::error::Error for Error {}
-
-/// What holds targets back from being adopted here, for `doctor` and for start-up checks.
-#[derive(Clone, Debug, serde::Serialize)]
-pub struct Check {
-    /// Short name: `kernel`, `userfaultfd`, `privileges`, `ptrace`, `seccomp`, `memlock`.
-    pub name: &'static str,
-    /// Whether all is well.
-    pub ok: bool,
-    /// What was found.
-    pub found: String,
-    /// What its lack costs; empty when `ok`.
-    pub cost: String,
-    /// The command that mends it; empty when `ok` or when nothing mends it.
-    pub remedy: String,
-}
-
-/// Examines this machine.
-pub fn doctor() -> Vec<Check> {
-    Vec::new()
-}
-
-impl Pager {
-    /// Adopts `pid` and its present descendants at once, and follows future ones (`attach`).
-    pub fn adopt(pid: i32, options: Options) -> Result<Self, Error> {
-        let _ = (pid, options);
-        Err(Error::Other("not yet".into()))
-    }
-
-    /// Watches the descendants of `parent`, which may have none yet, and adopts each that grows (`run`). Processes of
-    /// the pager itself are never adopted.
-    pub fn follow(parent: i32, options: Options) -> Result<Self, Error> {
-        let _ = (parent, options);
-        Err(Error::Other("not yet".into()))
-    }
-
-    /// The counters now.
-    pub fn snapshot(&self) -> Snapshot {
-        Snapshot::default()
-    }
-
-    /// Changes the budget; eviction down to it happens in the background.
-    pub fn set_local(&self, local: Local) {
-        let _ = local;
-    }
-
-    /// Brings every page home and leaves nothing behind. `progress` is told pages done and pages in all.
-    ///
-    /// # Errors
-    /// When the target's own memory limit leaves no room; everything stays managed then.
-    pub fn detach(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<(), Error> {
-        let _ = progress;
-        Ok(())
-    }
-
-    /// Whether any managed or watched process is left.
-    pub fn has_targets(&self) -> bool {
-        false
-    }
 }

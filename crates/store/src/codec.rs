@@ -2,8 +2,10 @@
 //!
 //! Stored bytes as long as a page *are* the page; anything shorter is an LZ4 block.
 
-use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
+use lz4_flex::block::{CompressTable, compress_into_with_table, get_maximum_output_size};
 use spillway_core::{PAGE_BYTES, Page};
+
+use crate::lz4::{self, Undecodable};
 
 /// Compressed pages larger than this are kept as they are: an eighth saved is not worth the decoding on every fetch.
 const PACKED_MAX_BYTES: usize = PAGE_BYTES / 8 * 7;
@@ -18,15 +20,10 @@ pub enum Compression {
     None,
 }
 
-/// Stored bytes that are no page.
-#[derive(Debug)]
-pub(crate) struct Undecodable;
-
 /// Turns pages into stored bytes, with tables that are reused so that nothing is allocated for a page.
 pub(crate) struct Codec {
     table: Option<CompressTable>,
     packed: Box<[u8; get_maximum_output_size(PAGE_BYTES)]>,
-    unpacked: Box<Page>,
 }
 
 impl Codec {
@@ -34,7 +31,6 @@ impl Codec {
         Self {
             table: (compression == Compression::Lz4).then(CompressTable::small),
             packed: Box::new([0; _]),
-            unpacked: Box::new([0; PAGE_BYTES]),
         }
     }
 
@@ -46,24 +42,20 @@ impl Codec {
             _ => page,
         }
     }
+}
 
-    /// Whether `stored` is `page`, byte for byte. Stored bytes that do not decode are no page.
-    pub(crate) fn same(&mut self, stored: &[u8], page: &Page) -> bool {
-        if stored.len() == PAGE_BYTES {
-            return stored == page;
-        }
-        unpack(stored, &mut self.unpacked).is_ok() && *self.unpacked == *page
-    }
+/// Whether `stored` is `page`, byte for byte. Stored bytes that do not decode are no page.
+pub(crate) fn same(stored: &[u8], page: &Page) -> bool {
+    if stored.len() == PAGE_BYTES { stored == page } else { lz4::decodes_to(stored, page) }
 }
 
 /// The page that `stored` was made from, provided it is intact.
 pub(crate) fn unpack(stored: &[u8], into: &mut Page) -> Result<(), Undecodable> {
-    if let Ok(page) = <&Page>::try_from(stored) {
-        *into = *page;
-        return Ok(());
-    }
-    match decompress_into(stored, into) {
-        Ok(PAGE_BYTES) => Ok(()),
-        _ => Err(Undecodable),
+    match <&Page>::try_from(stored) {
+        Ok(page) => {
+            *into = *page;
+            Ok(())
+        }
+        Err(_) => lz4::decode(stored, into),
     }
 }

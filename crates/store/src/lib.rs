@@ -10,6 +10,7 @@ mod codec;
 mod hash;
 mod index;
 pub mod local;
+mod lz4;
 pub mod pool;
 mod segment;
 mod slots;

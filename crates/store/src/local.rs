@@ -8,7 +8,7 @@ use spillway_core::Page;
 
 use crate::arena::Arena;
 pub use crate::codec::Compression;
-use crate::codec::{Codec, unpack};
+use crate::codec::{Codec, same, unpack};
 use crate::hash::PageHash;
 use crate::index::Index;
 use crate::segment::{Refill, SEGMENT_BYTES, Supply};
@@ -108,16 +108,16 @@ impl Local {
         }
     }
 
-    fn is_same(&mut self, handle: Handle, hash: u64, page: &Page) -> bool {
+    fn is_same(&self, handle: Handle, hash: u64, page: &Page) -> bool {
         let slot = self.slots.get(handle);
-        slot.hash == hash && self.codec.same(self.arena.bytes(slot.place, slot.len), page)
+        slot.hash == hash && same(self.arena.bytes(slot.place, slot.len), page)
     }
 
-    fn find_same(&mut self, hash: u64, page: &Page) -> Option<Handle> {
-        let Self { index, slots, codec, arena, .. } = self;
+    fn find_same(&self, hash: u64, page: &Page) -> Option<Handle> {
+        let Self { index, slots, arena, .. } = self;
         index.as_ref()?.find(hash, |handle| {
             let slot = slots.get(handle);
-            slot.hash == hash && slot.refs < self.refs_max && codec.same(arena.bytes(slot.place, slot.len), page)
+            slot.hash == hash && slot.refs < self.refs_max && same(arena.bytes(slot.place, slot.len), page)
         })
     }
 
@@ -181,12 +181,12 @@ impl Store for Local {
         {
             return Ok(Put::Unchanged(previous));
         }
-        if let Some(same) = self.find_same(hash, page) {
-            let same = self.share(same);
+        if let Some(twin) = self.find_same(hash, page) {
+            let twin = self.share(twin);
             if let Some(previous) = previous {
                 self.free(previous);
             }
-            return Ok(Put::Stored(same));
+            return Ok(Put::Stored(twin));
         }
         self.store(page, hash, previous).map(Put::Stored)
     }

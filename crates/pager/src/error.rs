@@ -1,0 +1,126 @@
+//! What can go wrong, and what the user may do about it.
+
+use std::fmt;
+use std::io;
+
+/// Why something could not be done; the text tells the user what to do about it.
+#[derive(Debug)]
+pub enum Error {
+    /// There is no such process.
+    NoSuchProcess(i32),
+    /// It is a kernel thread, or has ended and waits to be reaped.
+    NoMemoryOfItsOwn(i32),
+    /// We may not trace it.
+    NoPermission(i32),
+    /// It is a 32-bit program.
+    Not64Bit(i32),
+    /// Someone traces it already.
+    Traced {
+        /// The target.
+        pid: i32,
+        /// Who traces it.
+        tracer: i32,
+        /// That program's name.
+        name: String,
+    },
+    /// An agent is in it already.
+    AlreadyAdopted(i32),
+    /// The kernel is too old.
+    KernelTooOld {
+        /// What runs here.
+        found: String,
+    },
+    /// The kernel lacks a part of userfaultfd.
+    NoUserfaultfd(io::Error),
+    /// Fork events are refused.
+    NoForkEvents,
+    /// A seccomp filter forbids what adoption needs, and may not be suspended.
+    Seccomp(i32),
+    /// The target has no room for what adoption needs.
+    NoRoom {
+        /// The target.
+        pid: i32,
+        /// What it ran out of.
+        what: &'static str,
+    },
+    /// The target did not stop.
+    DidNotStop(i32),
+    /// The target ended while it was adopted.
+    Ended(i32),
+    /// The machine refused something that a pager needs.
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// What the kernel said.
+        error: io::Error,
+    },
+    /// Pages could not be brought home.
+    NoRoomAtHome {
+        /// How many are still outside.
+        pages: u64,
+    },
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoSuchProcess(pid) => write!(f, "there is no process {pid}; `ps -e` lists those that run"),
+            Self::NoMemoryOfItsOwn(pid) => {
+                write!(f, "process {pid} has no memory of its own (a kernel thread or a zombie); choose another")
+            }
+            Self::NoPermission(pid) => write!(
+                f,
+                "no permission to adopt process {pid}; run as root or give spillway CAP_SYS_PTRACE \
+                 (`spillway doctor` shows how)"
+            ),
+            Self::Not64Bit(pid) => {
+                write!(f, "process {pid} is a 32-bit program; only 64-bit x86 programs can be adopted")
+            }
+            Self::Traced { pid, tracer, name } => {
+                write!(f, "process {pid} is being traced by {name} (pid {tracer}); detach it first, then try again")
+            }
+            Self::AlreadyAdopted(pid) => write!(
+                f,
+                "process {pid} is adopted already; `spillway resize {pid} SIZE` changes its budget, \
+                 `spillway detach {pid}` releases it"
+            ),
+            Self::KernelTooOld { found } => {
+                write!(f, "this kernel ({found}) lacks UFFDIO_MOVE; boot Linux 6.8 or newer")
+            }
+            Self::NoUserfaultfd(error) => write!(
+                f,
+                "the kernel gives no usable userfaultfd ({error}); `spillway doctor` shows what is missing and how to mend it"
+            ),
+            Self::NoForkEvents => write!(
+                f,
+                "the kernel refuses fork events without CAP_SYS_PTRACE, and children would read zeros; run as root or \
+                 `setcap cap_sys_ptrace+ep` the spillway binary"
+            ),
+            Self::Seccomp(pid) => write!(
+                f,
+                "process {pid} runs under a seccomp filter that only CAP_SYS_ADMIN may suspend; run spillway as root"
+            ),
+            Self::NoRoom { pid, what } => {
+                write!(
+                    f,
+                    "process {pid} has no {what} left for adoption; raise that limit (`prlimit --pid {pid}`) and try again"
+                )
+            }
+            Self::DidNotStop(pid) => write!(
+                f,
+                "process {pid} did not stop within 2 s (it waits for a device, see its state in `ps`); try again later"
+            ),
+            Self::Ended(pid) => write!(f, "process {pid} ended while it was being adopted; nothing is left to do"),
+            Self::System { what, error } => {
+                write!(f, "{what} failed: {error}; `spillway doctor` shows what this machine lacks")
+            }
+            Self::NoRoomAtHome { pages } => write!(
+                f,
+                "{pages} pages could not come home because the target's memory limit is reached; it stays managed: raise \
+                 the limit of its cgroup, then detach again"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for Error {}

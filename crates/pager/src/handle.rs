@@ -1,0 +1,169 @@
+//! The pager as its users hold it: two threads, and what may be asked of them.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Instant;
+
+use spillway_core::PAGE_BYTES_U64;
+use spillway_core::pager::Budget;
+
+use crate::driver::{Command, Driver};
+use crate::error::Error;
+use crate::shared::Shared;
+use crate::sys::fd::Bell;
+use crate::sys::sched::lock_memory;
+use crate::watcher::{Departure, Request, Watcher};
+use crate::{LOCAL_FLOOR_BYTES, Local, Options, Snapshot, procfs};
+
+/// The pager of one process tree.
+pub struct Pager {
+    root: i32,
+    parent: Option<i32>,
+    commands: Sender<Command>,
+    bell: Arc<Bell>,
+    requests: Sender<Request>,
+    shared: Arc<Shared>,
+    managed: Arc<Mutex<Vec<i32>>>,
+    released: AtomicBool,
+    rate: Mutex<(Instant, u64, f64)>,
+}
+
+impl Pager {
+    /// Adopts `pid` and its present descendants at once, and follows future ones (`attach`).
+    ///
+    /// # Errors
+    /// As [`Error`] says; the target is unharmed then.
+    pub fn adopt(pid: i32, options: Options) -> Result<Self, Error> {
+        crate::adopt::examine(pid)?;
+        let pager = Self::start(pid, None, options)?;
+        let (reply, answer) = channel();
+        let _ = pager.requests.send(Request::Adopt(pid, reply));
+        answer.recv().map_err(|_| Error::Ended(pid))??;
+        Ok(pager)
+    }
+
+    /// Watches the descendants of `parent`, which may have none yet, and adopts each that grows (`run`). Processes of
+    /// the pager itself are never adopted.
+    ///
+    /// # Errors
+    /// When this machine cannot adopt anything.
+    pub fn follow(parent: i32, options: Options) -> Result<Self, Error> {
+        crate::doctor::usable()?;
+        Self::start(parent, Some(parent), options)
+    }
+
+    fn start(root: i32, parent: Option<i32>, options: Options) -> Result<Self, Error> {
+        let Options { local, store, on_pager_death } = options;
+        let system = |what| move |error| Error::System { what, error };
+        // Without the right to lock memory the pager still works, and `doctor` says what that costs.
+        let _ = lock_memory();
+        let bell = Arc::new(Bell::new().map_err(system("making an event descriptor"))?);
+        let shared = Arc::new(Shared::default());
+        let managed = Arc::new(Mutex::new(Vec::new()));
+        let (commands, orders) = channel();
+        let (requests, inbox) = channel();
+        let reports = requests.clone();
+
+        let (budget, ringing, publishing) = (budget(local), Arc::clone(&bell), Arc::clone(&shared));
+        thread::Builder::new()
+            .name("faults".into())
+            .spawn(move || Driver::new(budget, store, orders, ringing, reports, publishing).run())
+            .map_err(system("starting the fault thread"))?;
+        let watcher = Watcher::new(
+            parent,
+            on_pager_death,
+            local,
+            commands.clone(),
+            Arc::clone(&bell),
+            inbox,
+            Arc::clone(&shared),
+            Arc::clone(&managed),
+        );
+        thread::Builder::new()
+            .name("watcher".into())
+            .spawn(move || watcher.run())
+            .map_err(system("starting the watcher thread"))?;
+        let rate = Mutex::new((Instant::now(), 0, 0.0));
+        Ok(Self { root, parent, commands, bell, requests, shared, managed, released: AtomicBool::new(false), rate })
+    }
+
+    /// The counters now.
+    pub fn snapshot(&self) -> Snapshot {
+        let mut snapshot = self.shared.snapshot();
+        snapshot.pids = self.managed.lock().map(|pids| pids.clone()).unwrap_or_default();
+        snapshot.pid = match self.parent {
+            Some(_) => snapshot.pids.first().copied().unwrap_or(0),
+            None => self.root,
+        };
+        if let Ok(mut rate) = self.rate.lock() {
+            let (since, faults, _) = *rate;
+            let passed = since.elapsed().as_secs_f64();
+            if passed >= 0.5 {
+                *rate = (Instant::now(), snapshot.faults, (snapshot.faults - faults) as f64 / passed);
+            }
+            snapshot.faults_per_s = rate.2;
+        }
+        snapshot
+    }
+
+    /// Changes the budget; eviction down to it happens in the background.
+    pub fn set_local(&self, local: Local) {
+        let _ = self.commands.send(Command::Budget(budget(local)));
+        self.bell.ring();
+        let _ = self.requests.send(Request::Budget(local));
+    }
+
+    /// Brings every page home and leaves nothing behind. `progress` is told pages done and pages in all.
+    ///
+    /// # Errors
+    /// When the target's own memory limit leaves no room; everything stays managed then.
+    pub fn detach(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<(), Error> {
+        let (reply, answer) = channel();
+        let _ = self.requests.send(Request::Release(reply));
+        let mut all = 0;
+        for step in answer {
+            match step {
+                Departure::Left(left) => {
+                    all = all.max(left);
+                    progress(all - left, all);
+                }
+                Departure::Done(result) => {
+                    if result.is_ok() {
+                        progress(all, all);
+                        self.released.store(true, Relaxed);
+                    }
+                    return result;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether any managed or watched process is left.
+    pub fn has_targets(&self) -> bool {
+        if self.released.load(Relaxed) {
+            return false;
+        }
+        let managed = self.managed.lock().is_ok_and(|pids| !pids.is_empty());
+        let alive = |pid| procfs::stat(pid).is_ok_and(|stat| !matches!(stat.state, b'Z' | b'X'));
+        match self.parent {
+            None => managed || alive(self.root),
+            Some(parent) => {
+                let own = std::process::id().cast_signed();
+                managed || procfs::children(parent).unwrap_or_default().into_iter().any(|pid| pid != own && alive(pid))
+            }
+        }
+    }
+}
+
+fn budget(local: Local) -> Budget {
+    match local {
+        Local::Bytes(bytes) => Budget::Pages(bytes.max(LOCAL_FLOOR_BYTES) / PAGE_BYTES_U64),
+        Local::Percent(percent) => {
+            Budget::Percent { percent: percent.into(), floor_pages: LOCAL_FLOOR_BYTES / PAGE_BYTES_U64 }
+        }
+    }
+}

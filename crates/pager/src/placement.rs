@@ -1,0 +1,110 @@
+//! Where the fault thread runs.
+//!
+//! Serving a fault from the faulting thread's own CPU takes a third of what it takes from another that is awake, and
+//! less than a tenth of one that must be woken from its idle state (docs/decisions/0002). So while one thread of the
+//! targets raises nearly all faults, the fault thread follows it, in the idle scheduling class: the kernel then
+//! counts that CPU as idle, and the woken thread stays there instead of moving away from its own pager.
+//!
+//! The idle class starves where other programs want the CPU, so it is entered only while one thread dominates, and a
+//! watchdog on another thread takes it away as soon as a fault has waited too long.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::procfs;
+use crate::shared::Shared;
+use crate::sys::clock::now_ns;
+use crate::sys::sched::{Class, Cpus, set_class, thread_id};
+
+/// Faults between two looks at where their thread runs: a look costs about as much as a fault.
+const LOOK_EVERY: u32 = 64;
+
+/// Of those, so many must come from one thread for it to count as dominant.
+const DOMINANT: u32 = 56;
+
+/// Decides, and remembers what it decided.
+pub struct Placement {
+    allowed: Option<Cpus>,
+    seen: u32,
+    from_candidate: u32,
+    candidate: i32,
+    followed: Option<usize>,
+    enabled: bool,
+}
+
+impl Placement {
+    /// For the calling thread, from now on.
+    pub fn new(enabled: bool) -> Self {
+        let allowed = Cpus::of(0).ok();
+        let enabled = enabled && allowed.as_ref().is_some_and(|cpus| cpus.count() > 1);
+        Self { allowed, seen: 0, from_candidate: 0, candidate: 0, followed: None, enabled }
+    }
+
+    /// A fault came from `thread` of `pid`. Returns true when the place of the fault thread changed.
+    pub fn note(&mut self, pid: i32, thread: i32, shared: &Shared) -> bool {
+        if !self.enabled {
+            return false;
+        }
+        self.seen += 1;
+        if thread == self.candidate {
+            self.from_candidate += 1;
+        }
+        if self.seen < LOOK_EVERY {
+            return false;
+        }
+        let dominant = self.from_candidate >= DOMINANT;
+        self.seen = 0;
+        self.from_candidate = 0;
+        self.candidate = thread;
+        if dominant && now_ns() >= shared.idle_forbidden_until_ns.load(Relaxed) {
+            self.follow(pid, thread, shared)
+        } else {
+            self.settle(shared)
+        }
+    }
+
+    /// The CPU that is followed now.
+    pub fn followed(&self) -> Option<usize> {
+        self.followed
+    }
+
+    fn follow(&mut self, pid: i32, thread: i32, shared: &Shared) -> bool {
+        let Ok(stat) = procfs::thread_stat(pid, thread) else { return self.settle(shared) };
+        if self.followed == Some(stat.cpu) && shared.idle.load(Relaxed) {
+            return false;
+        }
+        if Cpus::one(stat.cpu).confine(0).is_err() || set_class(0, Class::Idle).is_err() {
+            return self.settle(shared);
+        }
+        shared.idle.store(true, Relaxed);
+        self.followed = Some(stat.cpu);
+        true
+    }
+
+    /// Back to where the kernel puts it.
+    pub fn settle(&mut self, shared: &Shared) -> bool {
+        if self.followed.take().is_none() {
+            return false;
+        }
+        // Failures leave the thread where it is, which is slower and not wrong.
+        let _ = set_class(0, Class::Normal);
+        if let Some(allowed) = &self.allowed {
+            let _ = allowed.confine(0);
+        }
+        shared.idle.store(false, Relaxed);
+        true
+    }
+}
+
+/// Takes the fault thread out of the idle class from outside, for `for_ns` from now.
+pub fn rescue(shared: &Shared, for_ns: u64) {
+    shared.idle_forbidden_until_ns.store(now_ns() + for_ns, Relaxed);
+    let thread = shared.thread.load(Relaxed);
+    if thread != 0 && thread != thread_id() {
+        let _ = set_class(thread, Class::Normal);
+        // All CPUs that exist; the kernel cuts the set to those allowed.
+        if let Ok(own) = Cpus::of(0) {
+            let _ = own.confine(thread);
+        }
+        shared.idle.store(false, Relaxed);
+    }
+}

@@ -1,0 +1,257 @@
+//! What `/proc` says about a process. Parsers take text, so that they can be fuzzed; none panics on any input.
+
+use std::fs;
+use std::io;
+
+use spillway_core::{Address, Span};
+
+/// A line of `/proc/PID/maps`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    /// Where.
+    pub span: Span,
+    /// Readable.
+    pub readable: bool,
+    /// Writable.
+    pub writable: bool,
+    /// Executable.
+    pub executable: bool,
+    /// Private to the process.
+    pub private: bool,
+    /// Backed by a file.
+    pub file: bool,
+    /// Path, or a name in brackets; may be empty.
+    pub name: String,
+}
+
+impl Mapping {
+    /// Parses one line.
+    pub fn parse(line: &str) -> Option<Self> {
+        let mut fields = line.split_ascii_whitespace();
+        let (start, end) = fields.next()?.split_once('-')?;
+        let start = Address(u64::from_str_radix(start, 16).ok()?);
+        let end = Address(u64::from_str_radix(end, 16).ok()?);
+        let &[r, w, x, p] = fields.next()?.as_bytes() else { return None };
+        let (_offset, _device) = (fields.next()?, fields.next()?);
+        let file = fields.next()? != "0";
+        let name = fields.collect::<Vec<_>>().join(" ");
+        (start < end && start.page() == start && end.page() == end).then(|| Self {
+            span: Span { start, end },
+            readable: r == b'r',
+            writable: w == b'w',
+            executable: x == b'x',
+            private: p == b'p',
+            file,
+            name,
+        })
+    }
+
+    /// Whether its pages may be managed: private anonymous memory for data. A mapping without any access is included,
+    /// because it is an allocator's reserve and becomes writable without notice. Stacks that grow by themselves are not:
+    /// the kernel extends them under us. Memory that holds code (just-in-time compilers) stays local.
+    pub fn is_manageable(&self) -> bool {
+        let anonymous = self.private && !self.file && !self.executable && (self.writable || !self.readable);
+        let special = self.name.starts_with("[stack") || self.name.starts_with("[v");
+        anonymous && !special
+    }
+}
+
+/// The mappings of `pid`.
+///
+/// # Errors
+/// Without rights over it, or when it is gone.
+pub fn mappings(pid: i32) -> io::Result<Vec<Mapping>> {
+    let text = fs::read(format!("/proc/{pid}/maps"))?;
+    Ok(String::from_utf8_lossy(&text).lines().filter_map(Mapping::parse).collect())
+}
+
+/// Pages of memory in a process, from `/proc/PID/statm`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Size {
+    /// Address space.
+    pub total_pages: u64,
+    /// Resident and not backed by a file: what could be managed, and stacks.
+    pub anonymous_pages: u64,
+}
+
+/// How large `pid` is.
+///
+/// # Errors
+/// When it is gone.
+pub fn size(pid: i32) -> io::Result<Size> {
+    parse_statm(&fs::read_to_string(format!("/proc/{pid}/statm"))?).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// Parses `/proc/PID/statm`.
+pub fn parse_statm(text: &str) -> Option<Size> {
+    let mut fields = text.split_ascii_whitespace().map(|field| field.parse::<u64>());
+    let (total, resident, shared) = (fields.next()?.ok()?, fields.next()?.ok()?, fields.next()?.ok()?);
+    Some(Size { total_pages: total, anonymous_pages: resident.saturating_sub(shared) })
+}
+
+/// What `/proc/PID/stat` or `/proc/PID/task/TID/stat` says of a process or thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// `R` running, `S` asleep, `D` waiting, `T` stopped, `t` traced, `Z` zombie, …
+    pub state: u8,
+    /// Its parent.
+    pub parent: i32,
+    /// CPU time in user mode and in the kernel, in clock ticks.
+    pub cpu_ticks: u64,
+    /// When it started, in clock ticks since boot: with the pid, its identity.
+    pub started: u64,
+    /// The CPU on which it last ran.
+    pub cpu: usize,
+}
+
+/// Parses `/proc/PID/stat`. The command in it may hold anything, parentheses and spaces too.
+pub fn parse_stat(text: &str) -> Option<Stat> {
+    let rest = &text[text.rfind(')')? + 1..];
+    let fields: Vec<_> = rest.split_ascii_whitespace().collect();
+    // Fields are numbered from 3 (state) here: proc_pid_stat(5).
+    let field = |number: usize| fields.get(number - 3).copied();
+    let ticks = |number| field(number)?.parse::<u64>().ok();
+    Some(Stat {
+        state: *field(3)?.as_bytes().first()?,
+        parent: field(4)?.parse().ok()?,
+        cpu_ticks: ticks(14)?.checked_add(ticks(15)?)?,
+        started: ticks(22)?,
+        cpu: field(39)?.parse().ok()?,
+    })
+}
+
+/// The state of process `pid`.
+///
+/// # Errors
+/// When it is gone.
+pub fn stat(pid: i32) -> io::Result<Stat> {
+    read_stat(&format!("/proc/{pid}/stat"))
+}
+
+/// The state of thread `thread` of `pid`.
+///
+/// # Errors
+/// When it is gone.
+pub fn thread_stat(pid: i32, thread: i32) -> io::Result<Stat> {
+    read_stat(&format!("/proc/{pid}/task/{thread}/stat"))
+}
+
+fn read_stat(path: &str) -> io::Result<Stat> {
+    let text = fs::read(path)?;
+    parse_stat(&String::from_utf8_lossy(&text)).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// The threads of `pid`.
+///
+/// # Errors
+/// When it is gone.
+pub fn threads(pid: i32) -> io::Result<Vec<i32>> {
+    numbers_in(&format!("/proc/{pid}/task"))
+}
+
+/// All processes that we can see.
+///
+/// # Errors
+/// Where `/proc` is not mounted.
+pub fn processes() -> io::Result<Vec<i32>> {
+    numbers_in("/proc")
+}
+
+fn numbers_in(path: &str) -> io::Result<Vec<i32>> {
+    Ok(fs::read_dir(path)?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
+}
+
+/// The children of `pid`, of any of its threads (`CONFIG_PROC_CHILDREN`).
+///
+/// # Errors
+/// When it is gone, or the kernel does not tell.
+pub fn children(pid: i32) -> io::Result<Vec<i32>> {
+    let mut all = Vec::new();
+    for thread in threads(pid)? {
+        let text = fs::read_to_string(format!("/proc/{pid}/task/{thread}/children")).unwrap_or_default();
+        all.extend(text.split_ascii_whitespace().filter_map(|child| child.parse::<i32>().ok()));
+    }
+    Ok(all)
+}
+
+/// A field of `/proc/PID/status`, such as `TracerPid`.
+pub fn status_field(pid: i32, name: &str) -> Option<String> {
+    let text = fs::read(format!("/proc/{pid}/status")).ok()?;
+    let text = String::from_utf8_lossy(&text);
+    text.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim().to_owned()))
+}
+
+/// Our own soft limit of that name, as `/proc/self/limits` prints it.
+pub fn limit(name: &str) -> Option<String> {
+    let text = fs::read_to_string("/proc/self/limits").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_ascii_whitespace().next().map(str::to_owned)
+}
+
+/// Whether any of its memory is registered with a userfaultfd: flag `um` in `/proc/PID/smaps`.
+pub fn has_registered_memory(pid: i32) -> bool {
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap_or_default();
+    let flags = text.lines().filter_map(|line| line.strip_prefix("VmFlags:"));
+    flags.into_iter().any(|flags| flags.split_ascii_whitespace().any(|flag| flag == "um"))
+}
+
+/// Private pages of `pid`: what would be freed if it ended now. Walks its page tables: not for every day.
+pub fn private_pages(pid: i32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    let kib = |name: &str| -> Option<u64> {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        line.split_ascii_whitespace().next()?.parse().ok()
+    };
+    Some((kib("Private_Clean:")? + kib("Private_Dirty:")?) / 4)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Mapping {
+        Mapping::parse(line).expect("a good line")
+    }
+
+    #[test]
+    fn only_private_anonymous_data_is_manageable() {
+        for (line, manageable) in [
+            ("7f0000000000-7f0000200000 rw-p 00000000 00:00 0 ", true),
+            ("55d000000000-55d000021000 rw-p 00000000 00:00 0                          [heap]", true),
+            ("7f0000000000-7f0000200000 ---p 00000000 00:00 0 ", true),
+            ("7f0000000000-7f0000200000 rw-p 00000000 00:00 0                          [anon: glibc: malloc]", true),
+            ("7f0000000000-7f0000200000 r--p 00000000 00:00 0 ", false),
+            ("7f0000000000-7f0000200000 rwxp 00000000 00:00 0 ", false),
+            ("7f0000000000-7f0000200000 rw-s 00000000 00:01 7 /dev/zero (deleted)", false),
+            ("7f0000000000-7f0000200000 rw-p 00001000 fe:01 7 /usr/lib/a b.so", false),
+            ("7ffc00000000-7ffc00021000 rw-p 00000000 00:00 0                          [stack]", false),
+            ("7ffc00000000-7ffc00004000 r--p 00000000 00:00 0                          [vvar]", false),
+        ] {
+            assert_eq!(parse(line).is_manageable(), manageable, "{line}");
+        }
+    }
+
+    #[test]
+    fn garbage_is_no_mapping() {
+        for line in ["", "x", "1-2", "2000-1000 rw-p 0 0 0", "1001-2000 rw-p 0 0:0 0", "1000-2000 rw 0 0:0 0", "-"] {
+            assert_eq!(Mapping::parse(line), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_command_may_hold_parentheses() {
+        let text = "42 (a) b) R) S 7 42 42 0 -1 4194304 1 0 0 0 10 20 0 0 20 0 1 0 999 1000 10 \
+                    18446744073709551615 1 1 0 0 0 0 0 0 0 0 0 0 17 1 0 0 0 0 0 0 0 0 0 0 0 0 0";
+        let stat = parse_stat(text).expect("a good line");
+        assert_eq!(stat, Stat { state: b'S', parent: 7, cpu_ticks: 30, started: 999, cpu: 1 });
+        assert_eq!(parse_stat("42 (a"), None);
+        assert_eq!(parse_stat(")"), None);
+    }
+
+    #[test]
+    fn statm_counts_what_no_file_backs() {
+        let size = parse_statm("1000 300 100 5 0 200 0\n").expect("a good line");
+        assert_eq!(size, Size { total_pages: 1000, anonymous_pages: 200 });
+        assert_eq!(parse_statm("1000"), None);
+    }
+}

@@ -1,0 +1,118 @@
+//! Removals that were announced and may not have happened yet.
+//!
+//! The kernel tells of `madvise(MADV_DONTNEED)` before it zaps the pages, and nobody when it has. A page captured in
+//! between would keep bytes that the target has given up. So pages that were resident at the announcement are not
+//! captured until a scan sees them gone, or until no thread of the target can be inside that `madvise` any more: what
+//! is then still there was spared (`MADV_FREE` leaves pages in place).
+
+use std::time::{Duration, Instant};
+
+use spillway_core::{Span, TargetId};
+
+use crate::driver::Command;
+use crate::procfs;
+use crate::sys::pagemap::Pagemap;
+
+/// The first scan comes so soon, each further one twice as late as the one before.
+const FIRST_SCAN: Duration = Duration::from_millis(1);
+/// What is still resident after this was spared, if every thread was seen outside of the kernel's removal since.
+const SPARED_AFTER: Duration = Duration::from_millis(500);
+/// CPU time, in clock ticks, after which a running thread has certainly left a removal of a few gigabytes.
+const TICKS_OUTSIDE: u64 = 3;
+/// Removals remembered for one target; more are merged into one that covers them all.
+const REMOVALS_MAX: usize = 512;
+
+struct Removal {
+    target: TargetId,
+    span: Span,
+    announced: Instant,
+    next_scan: Instant,
+    wait: Duration,
+    /// CPU ticks of the target's threads when first looked at after the announcement.
+    threads: Option<Vec<(i32, u64)>>,
+}
+
+/// All removals under way.
+#[derive(Default)]
+pub struct Removals(Vec<Removal>);
+
+impl Removals {
+    /// A removal was announced.
+    pub fn announced(&mut self, target: TargetId, span: Span) {
+        let now = Instant::now();
+        if self.0.len() >= REMOVALS_MAX
+            && let Some(last) = self.0.iter_mut().rev().find(|removal| removal.target == target)
+        {
+            last.span = Span { start: last.span.start.min(span.start), end: last.span.end.max(span.end) };
+            (last.announced, last.threads) = (now, None);
+            return;
+        }
+        let next_scan = now + FIRST_SCAN;
+        self.0.push(Removal { target, span, announced: now, next_scan, wait: FIRST_SCAN, threads: None });
+    }
+
+    /// Whether any waits to be settled soon.
+    pub fn are_waiting(&self) -> bool {
+        self.0.iter().any(|removal| removal.wait < Duration::from_millis(16))
+    }
+
+    /// The target is gone.
+    pub fn forget(&mut self, target: TargetId) {
+        self.0.retain(|removal| removal.target != target);
+    }
+
+    /// Scans those that are due, and tells the fault thread what it found.
+    pub fn settle<'a>(&mut self, process_of: impl Fn(TargetId) -> Option<(i32, &'a Pagemap)>, send: impl Fn(Command)) {
+        let now = Instant::now();
+        self.0.retain_mut(|removal| {
+            if now < removal.next_scan {
+                return true;
+            }
+            let Some((pid, pagemap)) = process_of(removal.target) else {
+                return now < removal.announced + SPARED_AFTER;
+            };
+            let Ok(gone) = gone(pagemap, removal.span) else { return false };
+            let all_gone = gone.len() == 1 && gone[0] == removal.span;
+            send(Command::RemovalSeen { target: removal.target, gone });
+            if all_gone {
+                return false;
+            }
+            if now >= removal.announced + SPARED_AFTER && all_outside(pid, removal.threads.as_deref().unwrap_or(&[])) {
+                send(Command::RemovalOver { target: removal.target, span: removal.span });
+                return false;
+            }
+            removal.threads.get_or_insert_with(|| ticks(pid));
+            removal.wait = (removal.wait * 2).min(SPARED_AFTER);
+            removal.next_scan = now + removal.wait;
+            true
+        });
+    }
+}
+
+/// The parts of `span` that are not populated.
+fn gone(pagemap: &Pagemap, span: Span) -> std::io::Result<Vec<Span>> {
+    let (mut gone, mut cursor) = (Vec::new(), span.start);
+    pagemap.populated(span, |there| {
+        if cursor < there.start {
+            gone.push(Span { start: cursor, end: there.start });
+        }
+        cursor = there.end;
+    })?;
+    if cursor < span.end {
+        gone.push(Span { start: cursor, end: span.end });
+    }
+    Ok(gone)
+}
+
+fn ticks(pid: i32) -> Vec<(i32, u64)> {
+    let threads = procfs::threads(pid).unwrap_or_default();
+    threads.into_iter().filter_map(|thread| Some((thread, procfs::thread_stat(pid, thread).ok()?.cpu_ticks))).collect()
+}
+
+/// Whether each thread that existed then is asleep now, has ended, or has run for long since.
+fn all_outside(pid: i32, before: &[(i32, u64)]) -> bool {
+    before.iter().all(|&(thread, ticks)| match procfs::thread_stat(pid, thread) {
+        Ok(stat) => !matches!(stat.state, b'R' | b'D') || stat.cpu_ticks >= ticks + TICKS_OUTSIDE,
+        Err(_) => true,
+    })
+}

@@ -1,0 +1,212 @@
+//! What the fault thread tells the others: one writer, any number of readers, no lock.
+
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
+
+use spillway_core::PAGE_BYTES_U64;
+use spillway_core::pager::{Counters, Pager};
+
+use crate::{FaultTimes, Snapshot};
+
+/// Sub-buckets of an octave: 1/16 octave is 4% resolution.
+const STEPS: usize = 16;
+const BUCKETS: usize = 40 * STEPS;
+
+/// How often which service time occurred.
+pub struct Histogram {
+    buckets: [AtomicU64; BUCKETS],
+    largest_ns: AtomicU64,
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Self { buckets: [const { AtomicU64::new(0) }; BUCKETS], largest_ns: AtomicU64::new(0) }
+    }
+}
+
+impl Histogram {
+    /// Adds one. Only the fault thread calls this.
+    pub fn record(&self, ns: u64) {
+        let bucket = &self.buckets[bucket(ns)];
+        bucket.store(bucket.load(Relaxed) + 1, Relaxed);
+        if ns > self.largest_ns.load(Relaxed) {
+            self.largest_ns.store(ns, Relaxed);
+        }
+    }
+
+    /// The percentiles so far.
+    pub fn times(&self) -> FaultTimes {
+        let counts: Vec<u64> = self.buckets.iter().map(|bucket| bucket.load(Relaxed)).collect();
+        let total: u64 = counts.iter().sum();
+        let largest_us = self.largest_ns.load(Relaxed) as f64 / 1e3;
+        let percentile = |share: f64| {
+            let mut seen = 0;
+            let reached = counts.iter().position(|count| {
+                seen += count;
+                total > 0 && seen as f64 >= share * total as f64
+            });
+            reached.map_or(0.0, |at| middle_us(at).min(largest_us))
+        };
+        FaultTimes { p50: percentile(0.5), p99: percentile(0.99), p999: percentile(0.999), max: largest_us }
+    }
+}
+
+fn bucket(ns: u64) -> usize {
+    let ns = ns.max(STEPS as u64);
+    let octave = ns.ilog2();
+    let step = (ns >> (octave - 4)) & 15;
+    let at = u64::from(octave - 4) * STEPS as u64 + step;
+    usize::try_from(at).unwrap_or(BUCKETS).min(BUCKETS - 1)
+}
+
+fn middle_us(bucket: usize) -> f64 {
+    let (octave, step) = (bucket / STEPS, bucket % STEPS);
+    let octave = i32::try_from(octave).unwrap_or(0);
+    (16.0 + step as f64 + 0.5) * f64::powi(2.0, octave) / 1e3
+}
+
+macro_rules! published {
+    ($($name:ident),+ $(,)?) => {
+        /// Numbers that the fault thread publishes.
+        #[derive(Default)]
+        pub struct Published { $(#[allow(missing_docs)] pub $name: AtomicU64),+ }
+    };
+}
+
+published!(
+    faults,
+    zero_fills,
+    refaults,
+    fetched_pages,
+    evicted_pages,
+    written_pages,
+    clean_drops,
+    zero_drops,
+    stuck_pages,
+    lost_pages,
+    local_peak_pages,
+    touched_pages,
+    local_pages,
+    mapped_pages,
+    budget_pages,
+    remote_pages,
+    stored_compressed_bytes,
+    store_bytes,
+    table_bytes,
+    processes,
+);
+
+/// Everything that is shared with the fault thread.
+#[derive(Default)]
+pub struct Shared {
+    /// Its numbers.
+    pub numbers: Published,
+    /// Its service times.
+    pub histogram: Histogram,
+    /// Grows whenever it has done something: a watchdog's sign of life.
+    pub progress: AtomicU64,
+    /// Its thread id, once it runs.
+    pub thread: AtomicI32,
+    /// Whether it runs in the idle class now.
+    pub idle: AtomicBool,
+    /// Until when (monotonic nanoseconds) it must not enter the idle class.
+    pub idle_forbidden_until_ns: AtomicU64,
+    /// The longest stop of a target's thread for adoption.
+    pub pause_ns: AtomicU64,
+}
+
+impl Shared {
+    /// Publishes the core's numbers. Only the fault thread calls this.
+    pub fn publish(&self, core: &Pager, store: spillway_store::Status, processes: u64) {
+        let n = &self.numbers;
+        let Counters {
+            faults,
+            zero_fills,
+            refaults,
+            fetched_pages,
+            evicted_pages,
+            written_pages,
+            clean_drops,
+            zero_drops,
+            stuck_pages,
+            lost_pages,
+            local_peak_pages,
+        } = core.counters();
+        for (to, value) in [
+            (&n.faults, faults),
+            (&n.zero_fills, zero_fills),
+            (&n.refaults, refaults),
+            (&n.fetched_pages, fetched_pages),
+            (&n.evicted_pages, evicted_pages),
+            (&n.written_pages, written_pages),
+            (&n.clean_drops, clean_drops),
+            (&n.zero_drops, zero_drops),
+            (&n.stuck_pages, stuck_pages),
+            (&n.lost_pages, lost_pages),
+            (&n.local_peak_pages, local_peak_pages),
+            (&n.touched_pages, core.touched_pages()),
+            (&n.local_pages, core.local_pages()),
+            (&n.mapped_pages, core.mapped_pages()),
+            (&n.budget_pages, core.budget_pages()),
+            (&n.remote_pages, core.remote_pages()),
+            (&n.stored_compressed_bytes, store.stored_compressed_bytes),
+            (&n.store_bytes, store.memory_bytes),
+            (&n.table_bytes, core.table_bytes()),
+            (&n.processes, processes),
+        ] {
+            to.store(value, Relaxed);
+        }
+    }
+
+    /// A snapshot for users.
+    pub fn snapshot(&self) -> Snapshot {
+        let n = &self.numbers;
+        let get = |number: &AtomicU64| number.load(Relaxed);
+        let bytes = |number: &AtomicU64| number.load(Relaxed) * PAGE_BYTES_U64;
+        Snapshot {
+            processes: get(&n.processes),
+            touched_bytes: bytes(&n.touched_pages),
+            local_bytes: bytes(&n.local_pages),
+            local_peak_bytes: bytes(&n.local_peak_pages),
+            budget_bytes: bytes(&n.budget_pages),
+            stored_bytes: bytes(&n.remote_pages),
+            stored_compressed_bytes: get(&n.stored_compressed_bytes),
+            faults: get(&n.faults),
+            fault_us: self.histogram.times(),
+            zero_fills: get(&n.zero_fills),
+            refaults: get(&n.refaults),
+            fetched_pages: get(&n.fetched_pages),
+            evicted_pages: get(&n.evicted_pages),
+            written_pages: get(&n.written_pages),
+            clean_drops: get(&n.clean_drops),
+            zero_drops: get(&n.zero_drops),
+            table_bytes: get(&n.table_bytes),
+            adopt_pause_us: get(&self.pause_ns) as f64 / 1e3,
+            ..Snapshot::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_right_within_a_step() {
+        let histogram = Histogram::default();
+        for i in 1..=1000 {
+            histogram.record(i * 1000);
+        }
+        let times = histogram.times();
+        for (got, want) in [(times.p50, 500.0), (times.p99, 990.0), (times.p999, 999.0), (times.max, 1000.0)] {
+            assert!((got / want - 1.0).abs() < 0.05, "{got} against {want}");
+        }
+        assert!(Histogram::default().times().p99 < f64::MIN_POSITIVE);
+    }
+
+    #[test]
+    fn any_time_has_a_bucket() {
+        for ns in [0, 1, 15, 16, 1 << 20, u64::MAX] {
+            assert!(bucket(ns) < BUCKETS);
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! The unsafe rooms: system calls, kernel structures, and memory shared with a target.
+//!
+//! Each wrapper is safe to call with any argument: what the kernel refuses comes back as an error.
+
+pub mod agent;
+pub mod clock;
+pub mod fd;
+pub mod pagemap;
+pub mod process;
+pub mod ptrace;
+pub mod sched;
+pub mod uffd;

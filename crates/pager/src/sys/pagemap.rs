@@ -1,0 +1,90 @@
+//! `/proc/PID/pagemap` and its PAGEMAP_SCAN call (Linux 6.7, `fs/proc/task_mmu.c`).
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+
+use spillway_core::{Address, Span};
+
+const IOC_SCAN: u64 = 0xC060_6610;
+const PRESENT: u64 = 1 << 3;
+const SWAPPED: u64 = 1 << 4;
+
+#[repr(C)]
+struct ScanArgument {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    vector: u64,
+    vector_len: u64,
+    pages_max: u64,
+    inverted: u64,
+    all_of: u64,
+    any_of: u64,
+    returned: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Found {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+const _: () = assert!(size_of::<ScanArgument>() == 0x60 && size_of::<Found>() == 24);
+
+/// Ranges returned by one call: the kernel gathers them before it answers, so this bounds the time a call takes.
+const BATCH: usize = 512;
+
+/// A process's page tables, to be asked which pages are there.
+#[derive(Debug)]
+pub struct Pagemap(File);
+
+impl Pagemap {
+    /// Opens the page map of `pid`.
+    ///
+    /// # Errors
+    /// Without ptrace rights over it, or when it is gone.
+    pub fn open(pid: i32) -> io::Result<Self> {
+        File::open(format!("/proc/{pid}/pagemap")).map(Self)
+    }
+
+    /// Calls `each` with the ranges of `span` that are populated, in memory or in the kernel's own swap.
+    ///
+    /// # Errors
+    /// When the process is gone.
+    pub fn populated(&self, span: Span, mut each: impl FnMut(Span)) -> io::Result<()> {
+        let mut found = [Found::default(); BATCH];
+        let mut start = span.start.0;
+        while start < span.end.0 {
+            let mut argument = ScanArgument {
+                size: size_of::<ScanArgument>() as u64,
+                flags: 0,
+                start,
+                end: span.end.0,
+                walk_end: 0,
+                vector: found.as_mut_ptr() as u64,
+                vector_len: BATCH as u64,
+                pages_max: 0,
+                inverted: 0,
+                all_of: 0,
+                any_of: PRESENT | SWAPPED,
+                returned: PRESENT | SWAPPED,
+            };
+            // SAFETY: the structure is the kernel's (size asserted), and its vector names `found` with its length.
+            let count = unsafe { libc::ioctl(self.0.as_raw_fd(), IOC_SCAN, &raw mut argument) };
+            let count = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
+            for range in &found[..count] {
+                each(Span { start: Address(range.start), end: Address(range.end) });
+            }
+            if argument.walk_end <= start {
+                break;
+            }
+            start = argument.walk_end;
+        }
+        Ok(())
+    }
+}

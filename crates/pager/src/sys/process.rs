@@ -1,0 +1,83 @@
+//! Other processes: their descriptors and their memory.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+
+use spillway_core::{Address, PAGE_BYTES, Page};
+
+use super::fd::{checked, owned};
+
+/// A stable name for `pid`.
+///
+/// # Errors
+/// ESRCH when it is gone.
+pub fn pidfd(pid: i32) -> io::Result<OwnedFd> {
+    // SAFETY: no pointers.
+    owned(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })
+}
+
+/// Duplicates descriptor `number` of the process behind `pidfd` into ours.
+///
+/// # Errors
+/// EPERM without ptrace rights, EBADF when it has no such descriptor.
+pub fn take_fd(pidfd: BorrowedFd<'_>, number: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: no pointers.
+    owned(unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd.as_raw_fd(), number, 0) })
+}
+
+/// Reads `into.len()` bytes at `address` of `pid`.
+///
+/// # Errors
+/// EFAULT where nothing is mapped, ESRCH, EPERM; fewer bytes than asked for are an error too.
+pub fn read_memory(pid: i32, address: Address, into: &mut [u8]) -> io::Result<()> {
+    let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
+    read_vectors(pid, &[local], address, into.len())
+}
+
+/// Writes `from` to `address` of `pid`.
+///
+/// # Errors
+/// As [`read_memory`].
+pub fn write_memory(pid: i32, address: Address, from: &[u8]) -> io::Result<()> {
+    let local = libc::iovec { iov_base: from.as_ptr().cast_mut().cast(), iov_len: from.len() };
+    let remote = libc::iovec { iov_base: address.0 as *mut libc::c_void, iov_len: from.len() };
+    // SAFETY: the kernel only reads the local bytes, and checks the remote range itself.
+    let done = unsafe { libc::process_vm_writev(pid, &raw const local, 1, &raw const remote, 1, 0) };
+    complete(done, from.len())
+}
+
+/// Reads consecutive pages from `address` of `pid` on, the n-th into `buffers[order[n]]`, in one call.
+///
+/// # Errors
+/// As [`read_memory`].
+pub fn read_pages(pid: i32, address: Address, buffers: &mut [Page], order: &[usize]) -> io::Result<()> {
+    /// The most pages a capture holds, well below the kernel's limit of 1024 vectors.
+    const VECTORS: usize = 64;
+    let mut vectors = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; VECTORS];
+    for (vector, &at) in vectors[..order.len()].iter_mut().zip(order) {
+        *vector = libc::iovec { iov_base: buffers[at].as_mut_ptr().cast(), iov_len: PAGE_BYTES };
+    }
+    if order.is_empty() {
+        return Ok(());
+    }
+    read_vectors(pid, &vectors[..order.len()], address, order.len() * PAGE_BYTES)
+}
+
+fn read_vectors(pid: i32, local: &[libc::iovec], address: Address, bytes: usize) -> io::Result<()> {
+    let remote = libc::iovec { iov_base: address.0 as *mut libc::c_void, iov_len: bytes };
+    // SAFETY: the local vectors come from live exclusive borrows of our callers; the kernel checks the remote range.
+    let done =
+        unsafe { libc::process_vm_readv(pid, local.as_ptr(), local.len() as libc::c_ulong, &raw const remote, 1, 0) };
+    complete(done, bytes)
+}
+
+fn complete(done: isize, wanted: usize) -> io::Result<()> {
+    let done = checked(done as libc::c_long)?;
+    if usize::try_from(done) == Ok(wanted) { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+}
+
+/// Sends `signal` to thread `thread` of `pid`.
+pub fn kill(pid: i32, signal: i32) {
+    // SAFETY: no pointers. A process that is gone needs no signal.
+    unsafe { libc::kill(pid, signal) };
+}

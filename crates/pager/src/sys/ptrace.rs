@@ -1,0 +1,227 @@
+//! Running system calls in another process, without patching its code and without stopping its other threads.
+//!
+//! A thread is seized and interrupted, its registers point at a `syscall` instruction in the vDSO, and one single step
+//! carries the call out. All calls about one thread must come from the thread of ours that seized it.
+
+use std::io;
+
+use super::clock::now_ns;
+use super::fd::checked;
+
+/// `PTRACE_O_TRACECLONE`: threads it creates are seized too, before their first instruction.
+const TRACE_CLONE: usize = 1 << 3;
+/// `PTRACE_O_SUSPEND_SECCOMP`: its seccomp filters do not apply while it is traced. Needs `CAP_SYS_ADMIN`.
+const SUSPEND_SECCOMP: usize = 1 << 21;
+const EVENT_CLONE: i32 = 3;
+const EVENT_STOP: i32 = 128;
+
+/// How long a thread may take to stop. Only a thread in an uninterruptible wait (a dead disk, say) takes longer than
+/// a few microseconds.
+const STOP_DEADLINE_NS: u64 = 2_000_000_000;
+
+/// Registers of a thread.
+pub type Registers = libc::user_regs_struct;
+
+/// A thread that this thread of ours has seized. Dropping it lets go of it, wherever it is.
+#[derive(Debug)]
+pub struct Seized {
+    thread: i32,
+    stopped: bool,
+}
+
+/// Why a call in a target did not happen.
+#[derive(Debug)]
+pub enum CallError {
+    /// The thread ended.
+    Ended,
+    /// It did not stop within the deadline.
+    Stuck,
+    /// ptrace refused.
+    Refused(io::Error),
+    /// The call itself answered this.
+    Answered(io::Error),
+}
+
+impl From<io::Error> for CallError {
+    fn from(error: io::Error) -> Self {
+        if error.raw_os_error() == Some(libc::ESRCH) { Self::Ended } else { Self::Refused(error) }
+    }
+}
+
+fn request(what: libc::c_uint, thread: i32, address: usize, data: usize) -> io::Result<()> {
+    // SAFETY: every caller passes either integers or the address of a live, correctly sized object for this request.
+    checked(unsafe { libc::ptrace(what, thread, address, data) })?;
+    Ok(())
+}
+
+impl Seized {
+    /// Seizes `thread`, which goes on running.
+    ///
+    /// # Errors
+    /// EPERM without rights over it or when someone else traces it, ESRCH when it is gone.
+    pub fn new(thread: i32, suspend_seccomp: bool) -> io::Result<Self> {
+        let options = TRACE_CLONE | if suspend_seccomp { SUSPEND_SECCOMP } else { 0 };
+        request(libc::PTRACE_SEIZE, thread, 0, options)?;
+        Ok(Self { thread, stopped: false })
+    }
+
+    /// Its thread id.
+    pub fn thread(&self) -> i32 {
+        self.thread
+    }
+
+    /// Stops it.
+    ///
+    /// # Errors
+    /// When it ended or did not stop in time.
+    pub fn stop(&mut self) -> Result<(), CallError> {
+        request(libc::PTRACE_INTERRUPT, self.thread, 0, 0)?;
+        self.wait_stop()?;
+        Ok(())
+    }
+
+    /// Waits for its next stop; returns the ptrace event in it (zero for a plain trap) and its signal.
+    fn wait_stop(&mut self) -> Result<(i32, i32), CallError> {
+        let deadline = now_ns() + STOP_DEADLINE_NS;
+        loop {
+            let mut status = 0;
+            // SAFETY: `status` is writable.
+            match unsafe { libc::waitpid(self.thread, &raw mut status, libc::__WALL | libc::WNOHANG) } {
+                0 if now_ns() > deadline => return Err(CallError::Stuck),
+                0 => std::thread::yield_now(),
+                -1 => return Err(io::Error::last_os_error().into()),
+                _ if libc::WIFSTOPPED(status) => {
+                    self.stopped = true;
+                    return Ok((status >> 16, libc::WSTOPSIG(status)));
+                }
+                _ => return Err(CallError::Ended),
+            }
+        }
+    }
+
+    /// Its registers.
+    ///
+    /// # Errors
+    /// When it ended.
+    pub fn registers(&self) -> Result<Registers, CallError> {
+        // SAFETY: plain integers, for which zeros are valid.
+        let mut registers: Registers = unsafe { std::mem::zeroed() };
+        request(libc::PTRACE_GETREGS, self.thread, 0, &raw mut registers as usize)?;
+        Ok(registers)
+    }
+
+    /// Sets its registers.
+    ///
+    /// # Errors
+    /// When it ended.
+    pub fn set_registers(&self, registers: &Registers) -> Result<(), CallError> {
+        Ok(request(libc::PTRACE_SETREGS, self.thread, 0, std::ptr::from_ref(registers) as usize)?)
+    }
+
+    /// Its signal mask.
+    ///
+    /// # Errors
+    /// When it ended.
+    pub fn signal_mask(&self) -> Result<u64, CallError> {
+        let mut mask = 0_u64;
+        request(libc::PTRACE_GETSIGMASK, self.thread, 8, &raw mut mask as usize)?;
+        Ok(mask)
+    }
+
+    /// Sets its signal mask. SIGKILL and SIGSTOP cannot be blocked.
+    ///
+    /// # Errors
+    /// When it ended.
+    pub fn set_signal_mask(&self, mask: u64) -> Result<(), CallError> {
+        Ok(request(libc::PTRACE_SETSIGMASK, self.thread, 8, &raw const mask as usize)?)
+    }
+
+    /// Runs system call `number` at `instruction`, the address of a `syscall` instruction, on top of `registers`;
+    /// returns its result and the thread that it created, if it did.
+    ///
+    /// # Errors
+    /// [`CallError::Answered`] with the call's own error.
+    pub fn call(
+        &mut self,
+        registers: &Registers,
+        instruction: u64,
+        number: libc::c_long,
+        arguments: [u64; 6],
+    ) -> Result<(u64, Option<Self>), CallError> {
+        let [rdi, rsi, rdx, r10, r8, r9] = arguments;
+        let mut call = Registers { rip: instruction, rdi, rsi, rdx, r10, r8, r9, ..*registers };
+        call.rax = number.cast_unsigned();
+        // No system call to restart: otherwise the kernel would rewind what we set (arch_do_signal_or_restart).
+        call.orig_rax = u64::MAX;
+        self.set_registers(&call)?;
+        let mut created = None;
+        let mut deliver = 0;
+        loop {
+            request(libc::PTRACE_SINGLESTEP, self.thread, 0, deliver)?;
+            deliver = 0;
+            match self.wait_stop()? {
+                (EVENT_CLONE, _) => {
+                    let mut thread = 0_u64;
+                    request(libc::PTRACE_GETEVENTMSG, self.thread, 0, &raw mut thread as usize)?;
+                    let thread = i32::try_from(thread).map_err(|_| CallError::Ended)?;
+                    created = Some(Self { thread, stopped: false });
+                }
+                // The process was stopped as a whole; the step has not happened yet.
+                (EVENT_STOP, _) => {}
+                (_, signal) if signal != libc::SIGTRAP => deliver = usize::try_from(signal).unwrap_or(0),
+                _ => {
+                    let after = self.registers()?;
+                    if after.rip != instruction {
+                        return match after.rax.cast_signed() {
+                            -4095..=-1 => Err(CallError::Answered(io::Error::from_raw_os_error(
+                                i32::try_from(-after.rax.cast_signed()).unwrap_or(libc::EINVAL),
+                            ))),
+                            _ => Ok((after.rax, created)),
+                        };
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits until a thread that [`Seized::call`] created has stopped at its first instruction.
+    ///
+    /// # Errors
+    /// When it ended.
+    pub fn await_first_stop(&mut self) -> Result<(), CallError> {
+        self.wait_stop().map(|_| ())
+    }
+
+    /// Lets it run on, still seized.
+    ///
+    /// # Errors
+    /// When it ended.
+    pub fn resume(&mut self) -> Result<(), CallError> {
+        request(libc::PTRACE_CONT, self.thread, 0, 0)?;
+        self.stopped = false;
+        Ok(())
+    }
+
+    /// Runs `exit` in it, for this one thread, and waits for its end.
+    ///
+    /// # Errors
+    /// When ptrace refuses.
+    pub fn exit(mut self, registers: &Registers, instruction: u64) -> Result<(), CallError> {
+        match self.call(registers, instruction, libc::SYS_exit, [0; 6]) {
+            Err(CallError::Ended) | Ok(_) => {
+                self.stopped = false;
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Drop for Seized {
+    fn drop(&mut self) {
+        if self.stopped {
+            // A failure means that it is gone.
+            let _ = request(libc::PTRACE_DETACH, self.thread, 0, 0);
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Where and how threads run, and what keeps the pager itself in memory.
+
+use std::io;
+
+use super::fd::checked;
+
+/// How eagerly the kernel runs a thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// As any program (`SCHED_OTHER`).
+    Normal,
+    /// Only where nothing else wants the CPU (`SCHED_IDLE`). To the kernel's wake-up placement a CPU that runs only
+    /// such threads counts as idle, so a thread woken from there stays there (`select_idle_sibling`).
+    Idle,
+}
+
+/// The calling thread's id.
+pub fn thread_id() -> i32 {
+    // SAFETY: no arguments.
+    unsafe { libc::gettid() }
+}
+
+/// Sets the class of `thread` (0: the calling one).
+///
+/// # Errors
+/// As the kernel says.
+pub fn set_class(thread: i32, class: Class) -> io::Result<()> {
+    let policy = match class {
+        Class::Normal => libc::SCHED_OTHER,
+        Class::Idle => libc::SCHED_IDLE,
+    };
+    let parameter = libc::sched_param { sched_priority: 0 };
+    // SAFETY: `parameter` outlives the call.
+    checked(unsafe { libc::sched_setscheduler(thread, policy, &raw const parameter) }.into())?;
+    Ok(())
+}
+
+/// A set of CPUs.
+#[derive(Clone, Copy)]
+pub struct Cpus(libc::cpu_set_t);
+
+impl Cpus {
+    /// Only `cpu`.
+    pub fn one(cpu: usize) -> Self {
+        // SAFETY: cpu_set_t is an array of integers; zeros are valid.
+        let mut set = Self(unsafe { std::mem::zeroed() });
+        // SAFETY: CPU_SET checks the bounds of the set.
+        unsafe { libc::CPU_SET(cpu, &mut set.0) };
+        set
+    }
+
+    /// Those that `thread` (0: the calling one) may use.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub fn of(thread: i32) -> io::Result<Self> {
+        // SAFETY: as in `one`.
+        let mut set = Self(unsafe { std::mem::zeroed() });
+        // SAFETY: the set is writable for its size.
+        checked(unsafe { libc::sched_getaffinity(thread, size_of::<libc::cpu_set_t>(), &raw mut set.0) }.into())?;
+        Ok(set)
+    }
+
+    /// How many they are.
+    pub fn count(&self) -> i32 {
+        // SAFETY: reads the set.
+        unsafe { libc::CPU_COUNT(&self.0) }
+    }
+
+    /// Confines `thread` (0: the calling one) to them.
+    ///
+    /// # Errors
+    /// When it is gone, or none of them is allowed.
+    pub fn confine(&self, thread: i32) -> io::Result<()> {
+        // SAFETY: the set outlives the call.
+        checked(unsafe { libc::sched_setaffinity(thread, size_of::<libc::cpu_set_t>(), &raw const self.0) }.into())?;
+        Ok(())
+    }
+}
+
+/// Keeps this process's memory, present and future, in DRAM as it is touched.
+///
+/// # Errors
+/// EPERM or ENOMEM where `RLIMIT_MEMLOCK` is too small and `CAP_IPC_LOCK` is missing.
+pub fn lock_memory() -> io::Result<()> {
+    // SAFETY: no pointers.
+    checked(unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT) }.into())?;
+    Ok(())
+}

@@ -1,0 +1,334 @@
+//! userfaultfd: the calls, structures and numbers of `include/uapi/linux/userfaultfd.h`.
+//!
+//! Owned here rather than taken from a crate, because MOVE (6.8) and POISON (6.6) must be there whatever headers a
+//! distribution ships, and because EAGAIN has a meaning of its own: the target's mappings are changing, and events
+//! wait to be read.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use spillway_core::pager::{Outcome, Stop};
+use spillway_core::{Address, PAGE_BYTES_U64, Page, Span};
+
+const API: u64 = 0xAA;
+const IOC_API: u64 = 0xC018_AA3F;
+/// `UFFDIO_REGISTER`: also issued by the agent.
+pub const IOC_REGISTER: u64 = 0xC020_AA00;
+/// `UFFDIO_UNREGISTER`: also issued by the agent.
+pub const IOC_UNREGISTER: u64 = 0x8010_AA01;
+const IOC_WAKE: u64 = 0x8010_AA02;
+const IOC_COPY: u64 = 0xC028_AA03;
+const IOC_ZEROPAGE: u64 = 0xC020_AA04;
+/// `UFFDIO_MOVE`: issued by the agent only, the kernel refuses it from outside.
+pub const IOC_MOVE: u64 = 0xC028_AA05;
+const IOC_POISON: u64 = 0xC020_AA08;
+/// `USERFAULTFD_IOC_NEW` on `/dev/userfaultfd`.
+pub const IOC_NEW: u64 = 0xAA00;
+
+/// `UFFDIO_MOVE_MODE_ALLOW_SRC_HOLES`: a page that is not there is passed over.
+pub const MOVE_ALLOW_SRC_HOLES: u64 = 2;
+const REGISTER_MISSING: u64 = 1;
+
+/// Features that adoption needs: FORK, REMAP, REMOVE, UNMAP events, thread ids, POISON, MOVE.
+pub const FEATURES: u64 = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 6 | 1 << 8 | 1 << 14 | 1 << 16;
+
+#[repr(C)]
+struct ApiArgument {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+
+/// `struct uffdio_range`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RangeArgument {
+    start: u64,
+    len: u64,
+}
+
+/// `struct uffdio_register`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RegisterArgument {
+    range: RangeArgument,
+    mode: u64,
+    ioctls: u64,
+}
+
+/// `struct uffdio_copy`.
+#[repr(C)]
+struct CopyArgument {
+    dst: u64,
+    src: u64,
+    len: u64,
+    mode: u64,
+    copy: i64,
+}
+
+/// `struct uffdio_zeropage`, and `struct uffdio_poison` of the same shape.
+#[repr(C)]
+struct FillArgument {
+    range: RangeArgument,
+    mode: u64,
+    done: i64,
+}
+
+/// `struct uffdio_move`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MoveArgument {
+    /// Where the pages go.
+    pub dst: u64,
+    /// Where they are.
+    pub src: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Flags.
+    pub mode: u64,
+    /// Bytes moved, or a negative error number, when the call returns.
+    pub moved: i64,
+}
+
+const _: () = {
+    assert!(size_of::<ApiArgument>() == 0x18);
+    assert!(size_of::<RegisterArgument>() == 0x20);
+    assert!(size_of::<RangeArgument>() == 0x10);
+    assert!(size_of::<CopyArgument>() == 0x28);
+    assert!(size_of::<FillArgument>() == 0x20);
+    assert!(size_of::<MoveArgument>() == 0x28);
+    assert!(size_of::<Message>() == 32);
+};
+
+impl From<Span> for RangeArgument {
+    fn from(span: Span) -> Self {
+        Self { start: span.start.0, len: span.pages() * PAGE_BYTES_U64 }
+    }
+}
+
+impl From<Span> for RegisterArgument {
+    fn from(span: Span) -> Self {
+        Self { range: span.into(), mode: REGISTER_MISSING, ioctls: 0 }
+    }
+}
+
+/// `struct uffd_msg`, as the kernel writes it.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Message {
+    event: u8,
+    reserved: [u8; 7],
+    arguments: [u64; 3],
+}
+
+/// What a userfaultfd tells.
+#[derive(Debug)]
+pub enum Event {
+    /// A thread waits for a page.
+    Fault {
+        /// Where.
+        address: Address,
+        /// Which thread, as the pager sees thread ids.
+        thread: i32,
+        /// Whether it means to write.
+        write: bool,
+    },
+    /// The address space was duplicated; the child's faults arrive here.
+    Fork(Uffd),
+    /// A mapping moved.
+    Remap {
+        /// From here.
+        from: Address,
+        /// To here.
+        to: Address,
+        /// So many bytes.
+        bytes: u64,
+    },
+    /// `madvise` is about to drop pages.
+    Remove(Span),
+    /// A mapping is gone.
+    Unmap(Span),
+    /// An event of a newer kernel.
+    Unknown(u8),
+}
+
+impl Message {
+    /// The event in it. Takes ownership of a fork's descriptor: call it once a message.
+    pub fn decode(&self) -> Event {
+        let [a, b, c] = self.arguments;
+        let span = Span { start: Address(a), end: Address(b) };
+        match self.event {
+            0x12 => {
+                let [t0, t1, t2, t3, ..] = c.to_ne_bytes();
+                Event::Fault { address: Address(b), thread: i32::from_ne_bytes([t0, t1, t2, t3]), write: a & 1 != 0 }
+            }
+            0x13 => {
+                let [f0, f1, f2, f3, ..] = a.to_ne_bytes();
+                let fd = RawFd::from_ne_bytes([f0, f1, f2, f3]);
+                // SAFETY: the kernel has just opened this descriptor in our table for us (resolve_userfault_fork),
+                // and a message is decoded once, so nobody else owns it.
+                Event::Fork(Uffd(unsafe { OwnedFd::from_raw_fd(fd) }))
+            }
+            0x14 => Event::Remap { from: Address(a), to: Address(b), bytes: c },
+            0x15 => Event::Remove(span),
+            0x16 => Event::Unmap(span),
+            other => Event::Unknown(other),
+        }
+    }
+}
+
+/// A userfaultfd of a target. Its calls act on the target's address space, from whichever process they come.
+#[derive(Debug)]
+pub struct Uffd(OwnedFd);
+
+impl From<OwnedFd> for Uffd {
+    fn from(fd: OwnedFd) -> Self {
+        Self(fd)
+    }
+}
+
+impl AsRawFd for Uffd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+impl Uffd {
+    /// Agrees on the features with the kernel.
+    ///
+    /// # Errors
+    /// EINVAL where a feature is missing, EPERM without `CAP_SYS_PTRACE` (fork events need it).
+    pub fn handshake(&self) -> io::Result<()> {
+        self.call(IOC_API, &mut ApiArgument { api: API, features: FEATURES, ioctls: 0 })
+    }
+
+    /// The features that this kernel offers, asked on a fresh descriptor.
+    ///
+    /// # Errors
+    /// As the kernel says.
+    pub fn offered(&self) -> io::Result<u64> {
+        let mut argument = ApiArgument { api: API, features: 0, ioctls: 0 };
+        self.call(IOC_API, &mut argument)?;
+        Ok(argument.features)
+    }
+
+    /// From now on missing pages of `span` raise faults here. Does nothing where that is so already.
+    ///
+    /// # Errors
+    /// EINVAL where the span holds no mapping or one that cannot be managed, EBUSY where another userfaultfd has it.
+    pub fn register(&self, span: Span) -> io::Result<()> {
+        self.call(IOC_REGISTER, &mut RegisterArgument::from(span))
+    }
+
+    /// Missing pages of `span` are the kernel's own again; waiting faults proceed.
+    ///
+    /// # Errors
+    /// EINVAL where nothing is mapped.
+    pub fn unregister(&self, span: Span) -> io::Result<()> {
+        self.call(IOC_UNREGISTER, &mut RangeArgument::from(span))
+    }
+
+    /// Waiting faults in `span` are tried again.
+    ///
+    /// # Errors
+    /// As the kernel says; none is expected.
+    pub fn wake(&self, span: Span) -> io::Result<()> {
+        self.call(IOC_WAKE, &mut RangeArgument::from(span))
+    }
+
+    /// Whether the target's address space still exists.
+    pub fn is_alive(&self) -> bool {
+        // The first page is never registered: a live address space answers ENOENT, a dead one ESRCH.
+        let span = Span::of_pages(Address(0), 1);
+        let mut argument = FillArgument { range: span.into(), mode: 0, done: 0 };
+        let answer = self.call(IOC_ZEROPAGE, &mut argument);
+        !matches!(answer, Err(error) if error.raw_os_error() == Some(libc::ESRCH))
+    }
+
+    /// Installs `pages` at `address` and wakes who waits for them.
+    pub fn copy(&self, address: Address, pages: &[Page]) -> Outcome {
+        let mut argument = CopyArgument {
+            dst: address.0,
+            src: pages.as_ptr() as u64,
+            len: pages.len() as u64 * PAGE_BYTES_U64,
+            mode: 0,
+            copy: 0,
+        };
+        let answer = self.call(IOC_COPY, &mut argument);
+        outcome(answer, argument.copy)
+    }
+
+    /// Maps the kernel's zero page at `pages` pages from `address` on and wakes who waits for them.
+    pub fn zero(&self, address: Address, pages: u64) -> Outcome {
+        let mut argument = FillArgument { range: Span::of_pages(address, pages).into(), mode: 0, done: 0 };
+        let answer = self.call(IOC_ZEROPAGE, &mut argument);
+        outcome(answer, argument.done)
+    }
+
+    /// From now on an access to the page at `address` raises SIGBUS.
+    pub fn poison(&self, address: Address) -> Outcome {
+        let mut argument = FillArgument { range: Span::of_pages(address, 1).into(), mode: 0, done: 0 };
+        let answer = self.call(IOC_POISON, &mut argument);
+        outcome(answer, argument.done)
+    }
+
+    /// Reads messages that wait, at most as many as `into` holds; none when no message waits.
+    ///
+    /// # Errors
+    /// As the kernel says; EAGAIN is not an error here.
+    pub fn read<'a>(&self, into: &'a mut [Message]) -> io::Result<&'a [Message]> {
+        // SAFETY: the buffer is writable for the length given, and any bytes make a valid Message.
+        let bytes = unsafe { libc::read(self.as_raw_fd(), into.as_mut_ptr().cast(), size_of_val(into)) };
+        match usize::try_from(bytes) {
+            Ok(bytes) => Ok(&into[..bytes / size_of::<Message>()]),
+            Err(_) => match io::Error::last_os_error() {
+                error if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) => Ok(&[]),
+                error => Err(error),
+            },
+        }
+    }
+
+    /// The descriptor, to be passed on.
+    pub fn borrow(&self) -> BorrowedFd<'_> {
+        std::os::fd::AsFd::as_fd(&self.0)
+    }
+
+    fn call<T>(&self, request: u64, argument: &mut T) -> io::Result<()> {
+        // SAFETY: each request above is paired with the structure that the kernel expects, whose size is asserted; the
+        // addresses in it belong to the target or, for a copy's source, to a borrowed slice of ours.
+        let answer = unsafe { libc::ioctl(self.0.as_raw_fd(), request, std::ptr::from_mut(argument)) };
+        if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+}
+
+/// The kernel reports bytes done, or a negative error number when it did not even start; with some pages done it
+/// answers EAGAIN whatever stopped it.
+fn outcome(answer: io::Result<()>, bytes: i64) -> Outcome {
+    let done = u64::try_from(bytes).map_or(0, |bytes| bytes / PAGE_BYTES_U64);
+    let stop = answer.err().map(|error| match error.raw_os_error() {
+        Some(libc::EEXIST) => Stop::Exists,
+        Some(libc::EAGAIN | libc::EINTR) => Stop::Changing,
+        Some(libc::ENOMEM) => Stop::NoMemory,
+        _ => Stop::Gone,
+    });
+    Outcome { done, stop }
+}
+
+/// A userfaultfd of our own address space, made through `/dev/userfaultfd`.
+///
+/// # Errors
+/// As the kernel says.
+pub fn new_from_device(device: &std::fs::File) -> io::Result<Uffd> {
+    // SAFETY: the argument is a number, not a pointer.
+    let fd = unsafe { libc::ioctl(device.as_raw_fd(), IOC_NEW, libc::O_CLOEXEC | libc::O_NONBLOCK) };
+    super::fd::owned(fd.into()).map(Uffd)
+}
+
+/// A userfaultfd of our own address space, made by the system call.
+///
+/// # Errors
+/// EPERM without `CAP_SYS_PTRACE` where `vm.unprivileged_userfaultfd` is 0.
+pub fn new_from_syscall() -> io::Result<Uffd> {
+    // SAFETY: no pointers.
+    super::fd::owned(unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) }).map(Uffd)
+}

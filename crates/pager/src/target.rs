@@ -1,0 +1,147 @@
+//! One address space under management: its userfaultfd, its agent, and what is under way in it.
+
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+
+use spillway_core::evict::Run;
+use spillway_core::{Address, TargetId};
+
+use crate::adopt::Agent;
+use crate::sys::agent::BATCH_PAGES;
+use crate::sys::fd::send_byte;
+use crate::sys::uffd::Uffd;
+
+/// A fault that could not be served at once.
+#[derive(Clone, Copy, Debug)]
+pub struct Waiting {
+    /// Where.
+    pub address: Address,
+    /// Whether it writes.
+    pub write: bool,
+    /// When it was read, in monotonic nanoseconds.
+    pub since_ns: u64,
+}
+
+/// What the agent is doing.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Flight {
+    /// Nothing.
+    Idle,
+    /// Moving the runs in [`Target::runs`] into staging. No event may be read meanwhile: the runs were chosen from a
+    /// table that knows no later event, and a page moved from a mapping that is not the table's any more would be lost.
+    Capture {
+        /// Index of the first move's call.
+        first_call: usize,
+    },
+    /// Something that does not mind events.
+    Other,
+}
+
+/// See the module's documentation.
+pub struct Target {
+    /// Its identity in the core.
+    pub id: TargetId,
+    /// Its process, once known: a forked child's is not, until it is adopted.
+    pub pid: i32,
+    /// Its userfaultfd.
+    pub uffd: Uffd,
+    /// Its agent; without one it is served and not evicted.
+    pub agent: Option<Agent>,
+    /// What the agent does.
+    pub flight: Flight,
+    /// The runs of the capture under way.
+    pub runs: Vec<Run>,
+    /// Whether staging holds pages that were read already.
+    pub staged: bool,
+    /// Captures that are still to be made page by page, after the kernel refused a run.
+    pub single: u32,
+    /// Faults that wait for room or for the end of a change of mappings.
+    pub waiting: Vec<Waiting>,
+}
+
+impl Target {
+    /// A target that nothing is known of but its userfaultfd.
+    pub fn new(id: TargetId, pid: i32, uffd: Uffd, agent: Option<Agent>) -> Self {
+        Self {
+            id,
+            pid,
+            uffd,
+            agent,
+            flight: Flight::Idle,
+            runs: Vec::with_capacity(BATCH_PAGES),
+            staged: false,
+            single: 0,
+            waiting: Vec::with_capacity(64),
+        }
+    }
+
+    /// Whether pages of it may be captured now.
+    pub fn may_capture(&self) -> bool {
+        self.agent.is_some() && self.flight == Flight::Idle
+    }
+
+    /// Whether its events may be read and its faults served now.
+    pub fn may_read(&self) -> bool {
+        !matches!(self.flight, Flight::Capture { .. })
+    }
+
+    /// The descriptor to poll for faults and events; -1 while they must wait.
+    pub fn event_fd(&self) -> RawFd {
+        if self.may_read() { self.uffd.as_raw_fd() } else { -1 }
+    }
+
+    /// The descriptor to poll for the agent; -1 without one.
+    pub fn agent_fd(&self) -> RawFd {
+        self.agent.as_ref().map_or(-1, |agent| agent.socket.as_raw_fd())
+    }
+
+    /// Starts the capture of [`Target::runs`]. False when the agent is gone.
+    pub fn start_capture(&mut self) -> bool {
+        let staged = std::mem::replace(&mut self.staged, true);
+        let Some(agent) = &mut self.agent else { return false };
+        let (layout, uffd, staging) = (agent.layout, agent.uffd, agent.staging());
+        let mut list = agent.memory.list();
+        if staged {
+            let bytes = staging.end.0 - staging.start.0;
+            list.call(libc::SYS_madvise, [staging.start.0, bytes, libc::MADV_DONTNEED as u64, 0, 0, 0]);
+        }
+        let first_call = list.register(&layout, uffd, staging) + 1;
+        let mut to = staging.start;
+        for run in &self.runs {
+            list.move_pages(&layout, uffd, run.address, to, run.pages);
+            to = to.plus_pages(run.pages);
+        }
+        // Unregistered before it is read and dropped: reading can then never raise a fault, nor dropping an event.
+        list.unregister(&layout, uffd, staging);
+        list.finish();
+        self.flight = Flight::Capture { first_call };
+        send_byte(agent.socket.as_fd())
+    }
+
+    /// Lets the agent drop what is staged, without anyone waiting for it. False when the agent is gone.
+    pub fn drop_staged(&mut self) -> bool {
+        let Some(agent) = &mut self.agent else { return false };
+        let staging = agent.staging();
+        let bytes = staging.end.0 - staging.start.0;
+        let mut list = agent.memory.list();
+        list.call(libc::SYS_madvise, [staging.start.0, bytes, libc::MADV_DONTNEED as u64, 0, 0, 0]);
+        list.finish();
+        self.staged = false;
+        self.flight = Flight::Other;
+        send_byte(agent.socket.as_fd())
+    }
+
+    /// Lets the agent write to pages without changing them, so that they stop being shared with a forked child. False
+    /// when the agent is gone.
+    pub fn unshare(&mut self, runs: &[Run]) -> bool {
+        /// `MADV_POPULATE_WRITE` (5.14).
+        const POPULATE_WRITE: u64 = 23;
+        let Some(agent) = &mut self.agent else { return false };
+        let mut list = agent.memory.list();
+        for run in runs.iter().take(BATCH_PAGES) {
+            list.call(libc::SYS_madvise, [run.address.0, run.pages * 4096, POPULATE_WRITE, 0, 0, 0]);
+        }
+        list.finish();
+        self.flight = Flight::Other;
+        send_byte(agent.socket.as_fd())
+    }
+}

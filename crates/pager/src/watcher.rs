@@ -1,0 +1,586 @@
+//! The watcher: the thread that finds processes and mappings, adopts, and settles what the kernel leaves open.
+//!
+//! It does everything that may wait or allocate, so that the fault thread need not. It is the only thread that traces
+//! targets. It looks at a process often while it grows towards the budget and seldom otherwise.
+
+use std::collections::HashMap;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use spillway_core::{PAGE_BYTES_U64, Span, TargetId};
+
+use crate::adopt::{self, Agent};
+use crate::driver::{Command, Homeward, Report};
+use crate::error::Error;
+use crate::placement;
+use crate::procfs::{self, Mapping, Size};
+use crate::removals::Removals;
+use crate::shared::Shared;
+use crate::sys::fd::{Bell, poll, readable};
+use crate::sys::pagemap::Pagemap;
+use crate::sys::uffd::Uffd;
+use crate::{Local, OnPagerDeath};
+
+/// The shortest time between two looks: what a program can touch meanwhile, at 4 GiB/s, is 4 MiB.
+const LOOK_SOONEST: Duration = Duration::from_millis(1);
+/// The longest, while nothing changes.
+const LOOK_LATEST: Duration = Duration::from_millis(20);
+/// How often the process tree is walked.
+const TREE_EVERY: Duration = Duration::from_millis(10);
+/// How often mappings are read even when nothing seems to have changed.
+const MAPS_EVERY: Duration = Duration::from_secs(1);
+/// Reading mappings may take this share of the watcher's time: one part in twenty.
+const MAPS_SHARE: u32 = 20;
+/// Pages that memory may grow by, unexplained, before mappings are read again: 1 MiB.
+const GROWTH_PAGES: u64 = 256;
+/// A process smaller than this is never worth an agent: 8 MiB.
+const ADOPT_PAGES: u64 = 2048;
+/// What a program can touch in a second, in pages: 4 GiB.
+const TOUCH_PAGES_PER_S: u64 = 1 << 20;
+/// A fault that has waited so long, with the fault thread in the idle class and not progressing, needs a rescue.
+const RESCUE_AFTER: Duration = Duration::from_millis(3);
+/// How long the idle class stays forbidden after a rescue.
+const RESCUE_FOR_NS: u64 = 1_000_000_000;
+
+/// What other threads ask of the watcher.
+pub enum Request {
+    /// Something from the fault thread.
+    Report(Report),
+    /// Adopt this process now; the answer is sent back.
+    Adopt(i32, Sender<Result<(), Error>>),
+    /// A new budget.
+    Budget(Local),
+    /// Bring everything home and leave; progress and the answer are sent back.
+    Release(Sender<Departure>),
+}
+
+/// How far a release has come.
+pub enum Departure {
+    /// Pages still outside.
+    Left(u64),
+    /// Done, or why not.
+    Done(Result<(), Error>),
+}
+
+/// What is known of a process.
+struct Process {
+    started: u64,
+    target: Option<TargetId>,
+    pagemap: Option<Pagemap>,
+    /// Our own mapping in it that looks like any other.
+    staging: Option<Span>,
+    /// At the last reading of its mappings.
+    seen: Size,
+    read_at: Option<Instant>,
+    /// Adoption failed; not tried again.
+    refused: bool,
+}
+
+/// A forked child's address space whose process is not known yet.
+struct Orphan {
+    target: TargetId,
+    parent: TargetId,
+    uffd: Uffd,
+    pid: Option<i32>,
+}
+
+/// See the module's documentation.
+pub struct Watcher {
+    /// The process whose descendants are watched; it is not watched itself.
+    pub parent: Option<i32>,
+    /// Processes watched on their own account, with their descendants.
+    pub roots: Vec<i32>,
+    /// What the agents do when this pager dies.
+    pub on_pager_death: OnPagerDeath,
+    /// The budget.
+    pub local: Local,
+    /// To the fault thread.
+    pub commands: Sender<Command>,
+    /// Wakes it.
+    pub bell: Arc<Bell>,
+    /// To this thread.
+    pub requests: Receiver<Request>,
+    /// What the fault thread publishes.
+    pub shared: Arc<Shared>,
+    /// Which processes are managed, for everyone to see.
+    pub managed: Arc<std::sync::Mutex<Vec<i32>>>,
+    processes: HashMap<i32, Process>,
+    orphans: Vec<Orphan>,
+    uffds: Vec<(TargetId, Uffd)>,
+    removals: Removals,
+    tree_at: Option<Instant>,
+    stalled: Option<(u64, Instant)>,
+    maps_rest_until: Option<Instant>,
+    ended: bool,
+}
+
+impl Watcher {
+    /// A watcher that has seen nothing yet.
+    #[expect(clippy::too_many_arguments, reason = "its public fields, and nothing else")]
+    pub fn new(
+        parent: Option<i32>,
+        on_pager_death: OnPagerDeath,
+        local: Local,
+        commands: Sender<Command>,
+        bell: Arc<Bell>,
+        requests: Receiver<Request>,
+        shared: Arc<Shared>,
+        managed: Arc<std::sync::Mutex<Vec<i32>>>,
+    ) -> Self {
+        Self {
+            parent,
+            roots: Vec::new(),
+            on_pager_death,
+            local,
+            commands,
+            bell,
+            requests,
+            shared,
+            managed,
+            processes: HashMap::new(),
+            orphans: Vec::new(),
+            uffds: Vec::new(),
+            removals: Removals::default(),
+            tree_at: None,
+            stalled: None,
+            maps_rest_until: None,
+            ended: false,
+        }
+    }
+
+    /// Watches until nobody can ask for anything any more.
+    pub fn run(mut self) {
+        let mut pause = LOOK_SOONEST;
+        loop {
+            match self.requests.recv_timeout(pause) {
+                Ok(request) => {
+                    self.answer(request);
+                    while let Ok(request) = self.requests.try_recv() {
+                        self.answer(request);
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            if !self.ended {
+                pause = self.look();
+            }
+        }
+    }
+
+    fn answer(&mut self, request: Request) {
+        match request {
+            Request::Report(report) => self.take_note(report),
+            Request::Adopt(pid, reply) => {
+                self.roots.push(pid);
+                let _ = reply.send(self.adopt(pid, None).inspect(|()| self.read_mappings(pid)));
+            }
+            Request::Budget(local) => self.local = local,
+            Request::Release(reply) => self.release(&reply),
+        }
+    }
+
+    fn take_note(&mut self, report: Report) {
+        match report {
+            Report::Rescan(target) => {
+                if let Some(process) = self.processes.values_mut().find(|process| process.target == Some(target)) {
+                    process.read_at = None;
+                }
+            }
+            Report::Removal(target, span) => {
+                self.removals.announced(target, span);
+            }
+            Report::Forked { parent, child, uffd } => {
+                self.tree_at = None;
+                self.orphans.push(Orphan { target: child, parent, uffd, pid: None });
+            }
+            Report::Thread(target, thread) => {
+                let pid = procfs::status_field(thread, "Tgid").and_then(|pid| pid.parse().ok());
+                if let (Some(pid), Some(orphan)) = (pid, self.orphans.iter_mut().find(|o| o.target == target)) {
+                    orphan.pid = Some(pid);
+                }
+            }
+            Report::AgentGone(target) => {
+                // It ended, or called exec: the next look tells which, and a new program is adopted anew when it grows.
+                self.end_target(target);
+                self.tree_at = None;
+            }
+        }
+    }
+
+    fn send(&self, command: Command) {
+        // The fault thread is gone only when the process ends.
+        let _ = self.commands.send(command);
+        self.bell.ring();
+    }
+
+    fn end_target(&mut self, target: TargetId) {
+        self.send(Command::Ended { target });
+        self.uffds.retain(|(id, _)| *id != target);
+        self.removals.forget(target);
+        for process in self.processes.values_mut().filter(|process| process.target == Some(target)) {
+            process.target = None;
+            process.pagemap = None;
+            process.seen = Size::default();
+        }
+        self.tell_managed();
+    }
+
+    fn tell_managed(&self) {
+        let mut pids: Vec<i32> =
+            self.processes.iter().filter(|(_, process)| process.target.is_some()).map(|(&pid, _)| pid).collect();
+        pids.sort_unstable();
+        if let Ok(mut managed) = self.managed.lock() {
+            *managed = pids;
+        }
+    }
+
+    /// One look at everything; returns how long until the next.
+    fn look(&mut self) -> Duration {
+        let now = Instant::now();
+        if self.tree_at.is_none_or(|at| now - at >= TREE_EVERY) {
+            self.tree_at = Some(now);
+            self.walk_tree();
+            self.bury_orphans();
+        }
+        let pids: Vec<i32> = self.processes.keys().copied().collect();
+        let (mut unmanaged_pages, mut changed) = (0, false);
+        for pid in pids {
+            let Ok(size) = procfs::size(pid) else {
+                self.forget(pid);
+                continue;
+            };
+            let process = &self.processes[&pid];
+            if process.target.is_none() {
+                unmanaged_pages += size.anonymous_pages;
+                continue;
+            }
+            let grown = size.anonymous_pages > process.seen.anonymous_pages + GROWTH_PAGES;
+            let due = process.read_at.is_none_or(|at| now - at >= MAPS_EVERY);
+            let rested = self.maps_rest_until.is_none_or(|until| now >= until);
+            if rested && (due || grown || size.total_pages != process.seen.total_pages) {
+                changed = true;
+                self.read_mappings(pid);
+            } else if size.anonymous_pages < process.seen.anonymous_pages {
+                // It shrank by eviction: growth is measured from here.
+                self.processes.entry(pid).and_modify(|process| process.seen.anonymous_pages = size.anonymous_pages);
+            }
+        }
+        changed |= self.adopt_the_grown(unmanaged_pages);
+        self.settle_removals();
+        self.watch_fault_thread();
+        self.next_look(unmanaged_pages, changed)
+    }
+
+    /// Soon while something changes, or while what is left of the budget could be touched soon.
+    fn next_look(&self, unmanaged_pages: u64, changed: bool) -> Duration {
+        if changed || self.removals.are_waiting() || self.shared.idle.load(Relaxed) {
+            return LOOK_SOONEST;
+        }
+        let room = self.adoption_threshold().saturating_sub(unmanaged_pages);
+        let budget_room = self
+            .shared
+            .numbers
+            .budget_pages
+            .load(Relaxed)
+            .saturating_sub(self.shared.numbers.local_pages.load(Relaxed));
+        let managed = self.processes.values().any(|process| process.target.is_some());
+        let pages = if managed { budget_room.max(GROWTH_PAGES) } else { room };
+        let reach = Duration::from_micros(pages * 1_000_000 / TOUCH_PAGES_PER_S / 2);
+        reach.clamp(LOOK_SOONEST, LOOK_LATEST)
+    }
+
+    /// Unmanaged pages that the tree may have before its larger processes are adopted: half of a fixed budget, so that
+    /// a program which fits well is never touched.
+    fn adoption_threshold(&self) -> u64 {
+        match self.local {
+            Local::Bytes(bytes) => {
+                let local = self.shared.numbers.local_pages.load(Relaxed);
+                (bytes / PAGE_BYTES_U64 / 2).saturating_sub(local)
+            }
+            Local::Percent(_) => ADOPT_PAGES,
+        }
+    }
+
+    fn adopt_the_grown(&mut self, unmanaged_pages: u64) -> bool {
+        if unmanaged_pages < self.adoption_threshold() {
+            return false;
+        }
+        let least = match self.local {
+            Local::Bytes(bytes) => (bytes / PAGE_BYTES_U64 / 16).clamp(512, ADOPT_PAGES),
+            Local::Percent(_) => ADOPT_PAGES,
+        };
+        let candidates: Vec<i32> = self
+            .processes
+            .iter()
+            .filter(|(_, process)| process.target.is_none() && !process.refused)
+            .map(|(&pid, _)| pid)
+            .collect();
+        let mut adopted = false;
+        for pid in candidates {
+            let Ok(size) = procfs::size(pid) else { continue };
+            if size.anonymous_pages < least || !self.may_adopt(pid, least) {
+                continue;
+            }
+            let forked = self.orphan_of(pid);
+            match self.adopt(pid, forked) {
+                Ok(()) => {
+                    adopted = true;
+                    self.read_mappings(pid);
+                }
+                Err(Error::Ended(_) | Error::NoSuchProcess(_)) => self.forget(pid),
+                Err(_) => {
+                    self.processes.entry(pid).and_modify(|process| process.refused = true);
+                }
+            }
+        }
+        adopted
+    }
+
+    /// A forked child shares its parent's pages until one of them writes; only what is its own counts for it.
+    fn may_adopt(&self, pid: i32, least: u64) -> bool {
+        let parent = procfs::stat(pid).map_or(0, |stat| stat.parent);
+        let parent_managed = self.processes.get(&parent).is_some_and(|process| process.target.is_some());
+        if !parent_managed {
+            return self.orphans.is_empty() || self.orphan_of(pid).is_some() || !self.is_fork(pid);
+        }
+        if self.is_fork(pid) && self.orphan_of(pid).is_none() {
+            return false;
+        }
+        procfs::private_pages(pid).is_some_and(|private| private >= least)
+    }
+
+    /// Whether some of its memory is registered already, by the kernel, because it was forked from a managed process.
+    fn is_fork(&self, pid: i32) -> bool {
+        procfs::has_registered_memory(pid)
+    }
+
+    fn orphan_of(&self, pid: i32) -> Option<usize> {
+        self.orphans.iter().position(|orphan| orphan.pid == Some(pid))
+    }
+
+    fn adopt(&mut self, pid: i32, forked: Option<usize>) -> Result<(), Error> {
+        let kill = self.on_pager_death == OnPagerDeath::KillTarget;
+        let (agent, fresh) = adopt::adopt(pid, forked.map(|at| &self.orphans[at].uffd), kill)?;
+        self.shared.pause_ns.fetch_max(agent.pause_ns, Relaxed);
+        let system = |error| Error::System { what: "opening the target's page map", error };
+        let pagemap = match Pagemap::open(pid) {
+            Ok(pagemap) => pagemap,
+            Err(error) => {
+                let _ = agent.leave();
+                return Err(system(error));
+            }
+        };
+        let staging = agent.staging_and_scratch();
+        let target = match (fresh, forked) {
+            (Some(uffd), _) => {
+                let copy = uffd.borrow().try_clone_to_owned().map_err(system)?;
+                let (reply, answer) = channel();
+                self.send(Command::Add { pid, uffd, agent, reply });
+                let target = answer.recv().map_err(|_| Error::Ended(pid))?;
+                self.uffds.push((target, copy.into()));
+                target
+            }
+            (None, Some(at)) => {
+                let orphan = self.orphans.remove(at);
+                self.send(Command::Equip { target: orphan.target, agent });
+                self.uffds.push((orphan.target, orphan.uffd));
+                orphan.target
+            }
+            (None, None) => return Err(Error::Ended(pid)),
+        };
+        let started = procfs::stat(pid).map_or(0, |stat| stat.started);
+        let process = self.processes.entry(pid).or_insert_with(|| Process::new(started));
+        process.target = Some(target);
+        process.pagemap = Some(pagemap);
+        process.staging = Some(staging);
+        process.read_at = None;
+        self.tell_managed();
+        Ok(())
+    }
+
+    /// Registers what is new in a process, and tells the fault thread which pages of it are resident.
+    fn read_mappings(&mut self, pid: i32) {
+        let begun = Instant::now();
+        let Some(&Process { target: Some(target), staging, .. }) = self.processes.get(&pid) else { return };
+        let size = procfs::size(pid).unwrap_or_default();
+        let Ok(mappings) = procfs::mappings(pid) else { return };
+        let spans = manageable(&mappings, staging);
+        let (reply, answer) = channel();
+        self.send(Command::Register { target, spans, reply });
+        let Ok(new) = answer.recv() else { return };
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        if let Some(pagemap) = &process.pagemap {
+            for span in new {
+                let mut found = Vec::new();
+                // A process that is gone has nothing to be found.
+                let _ = pagemap.populated(span, |span| found.push(span));
+                if !found.is_empty() {
+                    let _ = self.commands.send(Command::Found { target, spans: found });
+                    self.bell.ring();
+                }
+            }
+        }
+        process.seen = size;
+        process.read_at = Some(begun);
+        self.maps_rest_until = Some(Instant::now() + begun.elapsed() * MAPS_SHARE);
+    }
+
+    /// Finds descendants, and forgets who ended.
+    fn walk_tree(&mut self) {
+        let mut queue: Vec<i32> = self.roots.clone();
+        let own = std::process::id().cast_signed();
+        if let Some(parent) = self.parent {
+            queue.extend(procfs::children(parent).unwrap_or_default());
+        }
+        queue.extend(self.processes.keys());
+        let mut seen = std::collections::HashSet::new();
+        while let Some(pid) = queue.pop() {
+            if pid == own || !seen.insert(pid) {
+                continue;
+            }
+            let Ok(stat) = procfs::stat(pid) else { continue };
+            if matches!(stat.state, b'Z' | b'X') {
+                continue;
+            }
+            let known = self.processes.entry(pid).or_insert_with(|| Process::new(stat.started));
+            if known.started != stat.started {
+                // Another process under the same number, and none of ours unless its parent is.
+                let target = known.target;
+                self.processes.remove(&pid);
+                target.into_iter().for_each(|target| self.end_target(target));
+                continue;
+            }
+            queue.extend(procfs::children(pid).unwrap_or_default());
+        }
+        let gone: Vec<i32> = self.processes.keys().copied().filter(|pid| !is_alive(*pid)).collect();
+        gone.into_iter().for_each(|pid| self.forget(pid));
+        self.match_orphans();
+    }
+
+    /// A child of a managed parent that appeared after a fork, and is the only one that can be meant.
+    fn match_orphans(&mut self) {
+        for at in 0..self.orphans.len() {
+            if self.orphans[at].pid.is_some() {
+                continue;
+            }
+            let parent = self.orphans[at].parent;
+            let parent = self.processes.iter().find(|(_, p)| p.target == Some(parent)).map(|(&pid, _)| pid);
+            let rivals = self.orphans.iter().filter(|o| o.pid.is_none()).count();
+            let Some(parent) = parent.filter(|_| rivals == 1) else { continue };
+            let taken = |pid: &i32| self.orphans.iter().any(|orphan| orphan.pid == Some(*pid));
+            let mut children = procfs::children(parent).unwrap_or_default();
+            children.retain(|pid| !taken(pid) && procfs::has_registered_memory(*pid));
+            if let [pid] = children[..] {
+                self.orphans[at].pid = Some(pid);
+            }
+        }
+    }
+
+    /// Forked address spaces end without a word: ask.
+    fn bury_orphans(&mut self) {
+        let dead: Vec<TargetId> =
+            self.orphans.iter().filter(|orphan| !orphan.uffd.is_alive()).map(|orphan| orphan.target).collect();
+        for target in dead {
+            self.orphans.retain(|orphan| orphan.target != target);
+            self.send(Command::Ended { target });
+        }
+    }
+
+    fn forget(&mut self, pid: i32) {
+        if let Some(target) = self.processes.remove(&pid).and_then(|process| process.target) {
+            self.end_target(target);
+        }
+        self.roots.retain(|root| *root != pid);
+        self.tell_managed();
+    }
+
+    fn settle_removals(&mut self) {
+        let processes = &self.processes;
+        let process_of = |target| {
+            let found = processes.iter().find(|(_, process)| process.target == Some(target));
+            found.and_then(|(&pid, process)| Some((pid, process.pagemap.as_ref()?)))
+        };
+        let (commands, bell) = (&self.commands, &self.bell);
+        self.removals.settle(process_of, |command| {
+            let _ = commands.send(command);
+            bell.ring();
+        });
+    }
+
+    /// In the idle class the fault thread starves when other programs want its CPU: a fault that waits while nothing
+    /// progresses is the sign.
+    fn watch_fault_thread(&mut self) {
+        if !self.shared.idle.load(Relaxed) {
+            self.stalled = None;
+            return;
+        }
+        let progress = self.shared.progress.load(Relaxed);
+        let mut fds: Vec<libc::pollfd> = self.uffds.iter().map(|(_, uffd)| readable(uffd.as_raw_fd())).collect();
+        let pending = poll(&mut fds, Some(0));
+        match self.stalled {
+            Some((before, since)) if before == progress && pending => {
+                if since.elapsed() >= RESCUE_AFTER {
+                    placement::rescue(&self.shared, RESCUE_FOR_NS);
+                    self.stalled = None;
+                }
+            }
+            _ => self.stalled = pending.then(|| (progress, Instant::now())),
+        }
+    }
+
+    fn release(&mut self, reply: &Sender<Departure>) {
+        let (homeward, answer) = channel();
+        self.send(Command::Release { reply: homeward });
+        for step in answer {
+            match step {
+                Homeward::Left(pages) => {
+                    let _ = reply.send(Departure::Left(pages));
+                }
+                Homeward::NoRoom(pages) => {
+                    let _ = reply.send(Departure::Done(Err(Error::NoRoomAtHome { pages })));
+                    return;
+                }
+                Homeward::Done(agents) => {
+                    let left =
+                        agents.into_iter().map(Agent::leave).filter(|left| !matches!(left, Err(Error::Ended(_))));
+                    let result = left.collect::<Result<(), Error>>();
+                    self.ended = true;
+                    self.processes.clear();
+                    self.orphans.clear();
+                    self.uffds.clear();
+                    self.tell_managed();
+                    let _ = reply.send(Departure::Done(result));
+                    return;
+                }
+            }
+        }
+    }
+}
+
+impl Process {
+    fn new(started: u64) -> Self {
+        Self {
+            started,
+            target: None,
+            pagemap: None,
+            staging: None,
+            seen: Size::default(),
+            read_at: None,
+            refused: false,
+        }
+    }
+}
+
+fn is_alive(pid: i32) -> bool {
+    procfs::stat(pid).is_ok_and(|stat| !matches!(stat.state, b'Z' | b'X'))
+}
+
+/// What may be registered: not our own mapping.
+fn manageable(mappings: &[Mapping], staging: Option<Span>) -> Vec<Span> {
+    let spans = mappings.iter().filter(|mapping| mapping.is_manageable()).map(|mapping| mapping.span);
+    spans.filter(|span| staging.is_none_or(|staging| span.intersect(staging).is_none())).collect()
+}
