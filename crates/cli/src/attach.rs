@@ -3,7 +3,7 @@
 //! Invariants: we end only when the target has ended or all of its pages are home; no signal but SIGKILL shortens that.
 //! If we are killed, the target stops rather than reads zeros.
 
-use crate::failure::{FAILED, Failure};
+use crate::failure::Failure;
 use crate::progress::{self, Progress};
 use crate::report::{self, StatsFile};
 use crate::service::{Detachment, Service};
@@ -12,7 +12,7 @@ use spillway_core::size::Bytes;
 use spillway_pager::{OnPagerDeath, Options, Pager};
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often the target's end and the progress of a detachment are looked at.
 const TICK: Duration = Duration::from_millis(100);
@@ -42,6 +42,7 @@ pub(crate) fn attach(args: &Args) -> Result<u8, Failure> {
     let local = local::parse(&args.local)?;
     pool::parse(&args.pool)?;
     let stats = args.stats.as_deref().map(StatsFile::prepare).transpose()?;
+    sys::block_signals();
     if let Ok(found) = sockets::pager_of(args.pid)
         && !found.listing.detached
     {
@@ -50,7 +51,6 @@ pub(crate) fn attach(args: &Args) -> Result<u8, Failure> {
             "process {pid} is managed already: `spillway resize {pid} SIZE` changes its budget"
         )));
     }
-    sys::block_signals();
     let options = Options { local, store: pool::open(&args.pool)?, on_pager_death: OnPagerDeath::HoldTarget };
     let service = Arc::new(Service::new(Pager::adopt(args.pid, options)?, args.pid, 0));
     let listening = sockets::bind().and_then(|(listener, bound)| {
@@ -69,6 +69,7 @@ pub(crate) fn attach(args: &Args) -> Result<u8, Failure> {
         }
     }
     serve(&service);
+    service.finish_answers();
     let last = service.snapshot();
     if !args.quiet {
         say::note(report::summary(&last));
@@ -78,28 +79,38 @@ pub(crate) fn attach(args: &Args) -> Result<u8, Failure> {
 
 /// Returns when the target has ended or all pages are home.
 fn serve(service: &Arc<Service>) {
-    let mut progress = None;
+    let mut progress: Option<(Progress, u64, Instant)> = None;
     let (told, failures) = mpsc::channel();
+    let mut leaving = false;
     loop {
         let asked = sys::next_signal(Some(TICK))
             .is_some_and(|caught| matches!(caught.number, libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT));
         if let Ok(failure) = failures.try_recv() {
-            say::note(format!("{failure}; the target stays managed"));
+            say::note(failure);
+            leaving = false;
         }
         match service.detachment() {
-            Detachment::Done => return,
+            Detachment::Done => {
+                if let Some((line, total, since)) = &mut progress {
+                    line.show(*total, *total, *since);
+                }
+                return;
+            }
             Detachment::None => {
                 progress = None;
+                service.snapshot(); // Remembers what is stored.
                 if !service.has_targets() {
                     return;
                 }
-                if asked {
-                    detach(service, told.clone());
+                if asked && !leaving {
+                    leaving = true;
+                    detach(service, &told);
                 }
             }
             Detachment::Running(done, total, since) => {
-                let line = progress.get_or_insert_with(Progress::new);
+                let (line, last_total, _) = progress.get_or_insert_with(|| (Progress::new(), total, since));
                 line.show(done, total, since);
+                *last_total = total;
                 if asked {
                     *line = Progress::new();
                     let left = progress::left(done, total, since.elapsed());
@@ -110,14 +121,14 @@ fn serve(service: &Arc<Service>) {
     }
 }
 
-fn detach(service: &Arc<Service>, told: mpsc::Sender<String>) {
-    let service = Arc::clone(service);
+fn detach(service: &Arc<Service>, told: &mpsc::Sender<String>) {
+    let (service, by_thread) = (Arc::clone(service), told.clone());
     let work = move || {
         if let Err(failure) = service.detach(&mut |_, _| {}) {
-            let _ = told.send(failure);
+            let _ = by_thread.send(failure);
         }
     };
     if let Err(error) = control::thread("detach").spawn(work) {
-        say::note(Failure::new(FAILED, format!("cannot begin to detach: {error}; try again")));
+        let _ = told.send(format!("cannot begin to detach: {}; try again", say::error(&error)));
     }
 }

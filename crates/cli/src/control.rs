@@ -134,7 +134,9 @@ impl Drop for Place {
 pub(crate) fn answer_all<P: Paging>(lines: &mut Lines, service: &Service<P>, peer: Peer) {
     let limit = (peer == Peer::Command).then_some(REQUEST_LIMIT);
     loop {
-        let reply = match lines.next(limit) {
+        let line = lines.next(limit);
+        let _under_way = service.answering();
+        let reply = match line {
             Ok(line) => match serde_json::from_slice(&line) {
                 Ok(Request::Target { .. } | Request::Stopping { .. }) if peer != Peer::Front => {
                     Reply::Error("only `spillway run` may say that".into())

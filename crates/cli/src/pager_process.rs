@@ -142,6 +142,7 @@ pub(crate) fn serve(args: &Args) -> Result<u8, Failure> {
     while service.has_targets() {
         std::thread::sleep(TICK);
     }
+    service.finish_answers();
     drop(bound);
     Ok(0)
 }

@@ -6,9 +6,12 @@
 use crate::stops;
 use serde::{Deserialize, Serialize};
 use spillway_pager::{Local, Pager, Snapshot};
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// How long the end of the process waits for answers that are being sent.
+const ANSWERS_LIMIT: Duration = Duration::from_secs(1);
 
 /// What the command line asks of a pager: [`Pager`], or a stand-in under test.
 pub(crate) trait Paging: Send + Sync {
@@ -69,8 +72,19 @@ pub(crate) struct Service<P = Pager> {
     /// Whether the front stopped itself because the target had stopped.
     front_stopping: AtomicBool,
     detachment: Mutex<Detachment>,
+    /// Requests that were read and whose answers are not yet sent.
+    answering: AtomicUsize,
     /// The most that was seen in the pool, and what the pool kept for it.
     stored_peak: Mutex<(u64, u64)>,
+}
+
+/// A request under way.
+pub(crate) struct Answering<'a>(&'a AtomicUsize);
+
+impl Drop for Answering<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// One pager in a listing: what it manages, and its counters.
@@ -96,6 +110,7 @@ impl<P: Paging> Service<P> {
             front,
             front_stopping: AtomicBool::new(false),
             detachment: Mutex::new(Detachment::None),
+            answering: AtomicUsize::new(0),
             stored_peak: Mutex::new((0, 0)),
         }
     }
@@ -120,14 +135,14 @@ impl<P: Paging> Service<P> {
         stops::mend(self.front, self.target(), self.front_stopping.load(Ordering::Relaxed));
     }
 
-    /// The counters now. Once no process is left, what is stored is the most that was: now it is nothing.
+    /// The counters now. Once nothing is managed any more, what is stored is the most that was: now it is nothing.
     pub(crate) fn snapshot(&self) -> Snapshot {
         let mut now = Snapshot { pid: self.target(), ..self.pager.snapshot() };
         let mut peak = self.stored_peak.lock().unwrap_or_else(PoisonError::into_inner);
         if now.stored_bytes >= peak.0 {
             *peak = (now.stored_bytes, now.stored_compressed_bytes);
         }
-        if now.processes == 0 {
+        if now.processes == 0 || self.is_detached() {
             (now.stored_bytes, now.stored_compressed_bytes) = *peak;
         }
         now
@@ -157,6 +172,20 @@ impl<P: Paging> Service<P> {
     /// Whether all pages are home for good.
     pub(crate) fn is_detached(&self) -> bool {
         matches!(self.detachment(), Detachment::Done)
+    }
+
+    /// Counts a request as under way until the guard is dropped.
+    pub(crate) fn answering(&self) -> Answering<'_> {
+        self.answering.fetch_add(1, Ordering::Relaxed);
+        Answering(&self.answering)
+    }
+
+    /// Gives whoever asked for the end the time to hear of it.
+    pub(crate) fn finish_answers(&self) {
+        let deadline = Instant::now() + ANSWERS_LIMIT;
+        while self.answering.load(Ordering::Relaxed) > 0 && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Brings all pages home; `progress` is told pages done and pages in all.
