@@ -151,6 +151,7 @@ pub struct Pager {
     pub(crate) store_full: bool,
     buffers: u32,
     budget: Budget,
+    overdraft: u64,
     used_peak: u64,
 }
 
@@ -172,6 +173,7 @@ impl Pager {
             store_full: false,
             buffers: config.buffers,
             budget: config.budget,
+            overdraft: 0,
             used_peak: 0,
         }
     }
@@ -213,6 +215,21 @@ impl Pager {
     /// Pages that may still become local.
     pub fn free_pages(&self) -> u64 {
         if self.store_full { u64::MAX } else { self.budget_pages().saturating_sub(self.local_pages()) }
+    }
+
+    /// Nothing can be evicted now, and faults must not wait for ever: they may take `pages` more than is local now.
+    /// Zero ends it.
+    pub fn set_overdraft(&mut self, pages: u64) {
+        let excess = self.local_pages().saturating_sub(self.budget_pages());
+        self.overdraft = if pages == 0 { 0 } else { excess + pages };
+    }
+
+    /// Pages that faults may still make local: what is free, and what they may overdraw.
+    fn room_pages(&self) -> u64 {
+        if self.store_full {
+            return u64::MAX;
+        }
+        (self.budget_pages().saturating_add(self.overdraft)).saturating_sub(self.local_pages())
     }
 
     /// Pages that targets hold, wherever they are.
@@ -272,7 +289,7 @@ impl Pager {
         if let (State::Inactive | State::Writing, Some(buffer)) = (entry.state(), entry.buffer()) {
             return Plan::Buffer { address, page, buffer };
         }
-        let room = self.free_pages();
+        let room = self.room_pages();
         let state = entry.state();
         match state {
             State::Mapped => Plan::Zero { address, pages: 1, page: Some(page) },

@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 
 use spillway_core::evict::{Captured, Run};
 use spillway_core::mappings::BufferCopy;
-use spillway_core::page::{BufferIndex, HandleBits, State};
+use spillway_core::page::{HandleBits, State};
 use spillway_core::pager::{Budget, Config, Outcome, Pager, Plan, Served, Stop};
 use spillway_core::streams::BLOCK_PAGES_MAX;
 use spillway_core::{Address, PAGE_BYTES, Page, Span, TargetId};
@@ -41,6 +41,9 @@ const WRITES_PER_TURN: usize = 4;
 
 /// Handles freed between two looks for faults.
 const FREES_PER_TURN: usize = 256;
+
+/// How far faults may go past the budget at a time, while nothing can be captured.
+const OVERDRAFT_PAGES: u64 = 64;
 
 /// How soon to look again at faults that wait for the end of a change of mappings. The kernel wakes nobody then.
 const RETRY_NS: u64 = 100_000;
@@ -140,6 +143,31 @@ pub enum Report {
     AgentGone(TargetId),
 }
 
+/// Nothing could be captured of late: everything left is pinned, locked, or shared with a forked child.
+#[derive(Default)]
+struct Barren {
+    /// When to try again; zero when captures succeed.
+    until_ns: u64,
+    /// How long to wait after the next failure.
+    wait_ns: u64,
+    /// Pages that would not leave since one last did.
+    stuck_pages: u64,
+}
+
+impl Barren {
+    /// Between two attempts, at first and at last.
+    const WAITS_NS: (u64, u64) = (200_000, 50_000_000);
+
+    fn rest(&mut self, now_ns: u64) {
+        self.wait_ns = (self.wait_ns * 2).clamp(Self::WAITS_NS.0, Self::WAITS_NS.1);
+        self.until_ns = now_ns + self.wait_ns;
+    }
+
+    fn is_over(&self, now_ns: u64) -> bool {
+        now_ns >= self.until_ns
+    }
+}
+
 /// A release under way.
 struct Release {
     reply: Sender<Homeward>,
@@ -167,8 +195,7 @@ pub struct Driver {
     placement: Placement,
     polled: Vec<libc::pollfd>,
     release: Option<Release>,
-    /// Until when nothing can be captured, after a sweep found nothing to capture.
-    barren_until_ns: u64,
+    barren: Barren,
 }
 
 fn pages(count: usize) -> Box<[Page]> {
@@ -201,7 +228,7 @@ impl Driver {
             placement: Placement::new(follow),
             polled: Vec::new(),
             release: None,
-            barren_until_ns: 0,
+            barren: Barren::default(),
         }
     }
 
@@ -237,13 +264,17 @@ impl Driver {
         if self.release.is_some() && live().all(|target| target.flight == Flight::Idle) {
             return Some(0);
         }
-        let waits = live().any(|target| !target.waiting.is_empty() && target.may_read());
-        let barren = self.barren_until_ns > 0;
-        let evicting = self.core.wanted_captures() > 0 && !barren && live().any(Target::may_capture);
-        if self.core.has_due_writes() || (evicting && self.release.is_none()) {
+        let evicting = self.core.wanted_captures() > 0 && live().any(Target::may_capture) && self.release.is_none();
+        let rest_ns = self.barren.until_ns.saturating_sub(if self.barren.until_ns > 0 { now_ns() } else { 0 });
+        if self.core.has_due_writes() || (evicting && rest_ns == 0) {
             return Some(0);
         }
-        if waits || barren { Some(RETRY_NS) } else { None }
+        let waits = live().any(|target| !target.waiting.is_empty() && target.may_read());
+        match (waits, evicting) {
+            (true, _) => Some(RETRY_NS),
+            (false, true) => Some(rest_ns),
+            (false, false) => None,
+        }
     }
 
     fn wait(&mut self, timeout: Option<u64>) {
@@ -370,7 +401,7 @@ impl Driver {
         if let Ok(copy) = uffd.borrow().try_clone_to_owned() {
             let _ = self.reports.send(Request::Report(Report::Forked { parent, child, uffd: copy.into() }));
         }
-        self.add(Target::new(child, 0, uffd, None));
+        self.add(Target { parent: Some(parent), ..Target::new(child, 0, uffd, None) });
     }
 
     fn add(&mut self, target: Target) {
@@ -389,6 +420,7 @@ impl Driver {
             Heard::End => {
                 target.agent = None;
                 target.flight = Flight::Idle;
+                target.buffers.drain(..).for_each(|buffer| self.core.return_buffer(buffer));
                 let _ = self.reports.send(Request::Report(Report::AgentGone(target.id)));
             }
             Heard::Byte => match std::mem::replace(&mut target.flight, Flight::Idle) {
@@ -402,16 +434,13 @@ impl Driver {
     fn collect(&mut self, at: usize, first_call: usize) {
         let Some(target) = &mut self.targets[at] else { return };
         let Some(agent) = &target.agent else { return };
-        let total: u64 = target.runs.iter().map(|run| run.pages).sum();
-        let mut taken = [0_usize; BATCH_PAGES];
-        let taken = &mut taken[..index(total)];
-        for slot in taken.iter_mut() {
-            // `next_capture` chose no more pages than buffers were free.
-            *slot = self.core.take_buffer().expect("a buffer for each page chosen").0 as usize;
-        }
+        let mut order = [0_usize; BATCH_PAGES];
+        let order = &mut order[..target.buffers.len()];
+        order.iter_mut().zip(&target.buffers).for_each(|(at, buffer)| *at = buffer.0 as usize);
         // What was not moved reads as zeros there, and is told apart by the counts below.
-        let read = read_pages(agent.pid, agent.layout.staging, &mut self.hands.buffers, taken);
-        let mut slots = taken.iter().map(|&at| BufferIndex(u32::try_from(at).expect("it came from a u32")));
+        let read = read_pages(agent.pid, agent.layout.staging, &mut self.hands.buffers, order);
+        let mut buffers = target.buffers.drain(..);
+        let (mut captured, mut stuck) = (false, 0);
         for (i, run) in target.runs.iter().enumerate() {
             let moved = u64::try_from(agent.memory.moved(i)).unwrap_or(0) / PAGE_BYTES as u64;
             let moved = if read.is_ok() { moved.min(run.pages) } else { 0 };
@@ -419,7 +448,7 @@ impl Driver {
             if refused == libc::EINVAL && run.pages > 1 {
                 target.single = 64;
             }
-            for (n, buffer) in (0..run.pages).zip(&mut slots) {
+            for (n, buffer) in (0..run.pages).zip(&mut buffers) {
                 let page = run.page.plus(n);
                 let outcome = if n < moved {
                     if is_zero(&self.hands.buffers[buffer.0 as usize]) {
@@ -432,13 +461,25 @@ impl Driver {
                 } else {
                     Captured::Untried
                 };
+                if outcome == Captured::Stuck && refused == libc::EBUSY && target.shared_runs.len() < BATCH_PAGES {
+                    target.shared_runs.push(Run { address: run.address.plus_pages(n), page, pages: 1 });
+                }
+                captured |= matches!(outcome, Captured::Buffer(_) | Captured::Zero);
+                stuck += u64::from(outcome == Captured::Stuck);
                 if !matches!(outcome, Captured::Buffer(_)) {
                     self.core.return_buffer(buffer);
                 }
                 self.core.captured(page, outcome);
             }
         }
+        drop(buffers);
         target.runs.clear();
+        if captured {
+            self.barren = Barren::default();
+            self.core.set_overdraft(0);
+        } else if stuck > 0 {
+            self.nothing_captured(stuck);
+        }
     }
 
     /// What is due besides faults, a little at a time.
@@ -496,11 +537,12 @@ impl Driver {
 
     /// Starts a capture, if one is wanted and possible.
     fn evict(&mut self) {
-        if self.barren_until_ns > 0 {
-            if now_ns() < self.barren_until_ns {
-                return;
-            }
-            self.barren_until_ns = 0;
+        let now = now_ns();
+        if !self.barren.is_over(now) {
+            return;
+        }
+        if self.unshare() {
+            return;
         }
         let most = self.core.wanted_captures().min(self.core.batch_pages()).min(BATCH_PAGES as u64);
         let mut runs: Vec<Run> = Vec::new();
@@ -512,13 +554,10 @@ impl Driver {
         let may = |id: TargetId| targets[id.0 as usize].as_ref().is_some_and(Target::may_capture);
         let whose = self.core.next_capture(most, may, &mut runs);
         let Some(target) = whose.and_then(|id| self.targets[id.0 as usize].as_mut()) else {
-            // Nothing can leave now: what is in buffers still can, and that may be enough.
-            let mut written = false;
-            for _ in 0..WRITES_PER_TURN {
-                written |= self.write_one(true);
-            }
-            if !written {
-                self.barren_until_ns = now_ns() + 10 * RETRY_NS;
+            // Nothing can leave targets now: what is in buffers still can, and that may be enough.
+            let written = (0..WRITES_PER_TURN).filter(|_| self.write_one(true)).count();
+            if written == 0 && self.targets.iter().flatten().any(Target::may_capture) {
+                self.nothing_captured(self.core.mapped_pages());
             }
             return;
         };
@@ -532,8 +571,33 @@ impl Driver {
                 .collect();
             runs = singles;
         }
+        for _ in 0..runs.iter().map(|run| run.pages).sum() {
+            // `next_capture` chose no more pages than buffers are free.
+            target.buffers.push(self.core.take_buffer().expect("a buffer for each page chosen"));
+        }
         target.runs = runs;
         target.start_capture();
+    }
+
+    /// `pages` would not leave. Faults must not wait for them, and may go past the budget: a little while the sweep goes
+    /// on, and freely once it has been round without success.
+    fn nothing_captured(&mut self, pages: u64) {
+        self.barren.stuck_pages += pages;
+        if self.barren.stuck_pages < self.core.mapped_pages() {
+            return self.core.set_overdraft(OVERDRAFT_PAGES);
+        }
+        self.barren.stuck_pages = 0;
+        self.barren.rest(now_ns());
+        self.core.set_overdraft(u64::MAX / 2);
+    }
+
+    /// Starts to take pages back from forked children that have ended; false when there are none to take.
+    fn unshare(&mut self) -> bool {
+        let parents: Vec<TargetId> = self.targets.iter().flatten().filter_map(|target| target.parent).collect();
+        let ready = |target: &&mut Target| {
+            target.may_capture() && !target.shared_runs.is_empty() && !parents.contains(&target.id)
+        };
+        self.targets.iter_mut().flatten().find(ready).is_some_and(Target::unshare)
     }
 
     fn drop_staged(&mut self) {
@@ -566,6 +630,7 @@ impl Driver {
             Command::Equip { target, agent } => {
                 if let Some(target) = self.target(target) {
                     target.pid = agent.pid;
+                    target.parent = None;
                     target.agent = Some(agent);
                 }
             }
@@ -579,9 +644,8 @@ impl Driver {
             Command::RemovalOver { target, span } => self.core.removal_over(target, span),
             Command::Ended { target } => {
                 self.core.ended(target);
-                if let Some(slot) = self.targets.get_mut(target.0 as usize) {
-                    *slot = None;
-                }
+                let slot = self.targets.get_mut(target.0 as usize).and_then(Option::take);
+                slot.into_iter().flat_map(|target| target.buffers).for_each(|b| self.core.return_buffer(b));
             }
             Command::Budget(budget) => self.core.set_budget(budget),
             Command::Release { reply } => {

@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 
 use spillway_core::evict::Run;
+use spillway_core::page::BufferIndex;
 use spillway_core::{Address, TargetId};
 
 use crate::adopt::Agent;
@@ -50,10 +51,16 @@ pub struct Target {
     pub flight: Flight,
     /// The runs of the capture under way.
     pub runs: Vec<Run>,
+    /// Buffers set aside for the pages of the capture under way, in order.
+    pub buffers: Vec<BufferIndex>,
     /// Whether staging holds pages that were read already.
     pub staged: bool,
     /// Captures that are still to be made page by page, after the kernel refused a run.
     pub single: u32,
+    /// Pages that the kernel would not move because a forked child shares, or shared, them.
+    pub shared_runs: Vec<Run>,
+    /// Whose forked child it is, until it has an agent of its own.
+    pub parent: Option<TargetId>,
     /// Faults that wait for room or for the end of a change of mappings.
     pub waiting: Vec<Waiting>,
 }
@@ -68,8 +75,11 @@ impl Target {
             agent,
             flight: Flight::Idle,
             runs: Vec::with_capacity(BATCH_PAGES),
+            buffers: Vec::with_capacity(BATCH_PAGES),
             staged: false,
             single: 0,
+            shared_runs: Vec::with_capacity(BATCH_PAGES),
+            parent: None,
             waiting: Vec::with_capacity(64),
         }
     }
@@ -130,14 +140,14 @@ impl Target {
         send_byte(agent.socket.as_fd())
     }
 
-    /// Lets the agent write to pages without changing them, so that they stop being shared with a forked child. False
-    /// when the agent is gone.
-    pub fn unshare(&mut self, runs: &[Run]) -> bool {
+    /// Lets the agent write to [`Target::shared_runs`] without changing them, so that they stop counting as shared with a
+    /// forked child that has ended. False when the agent is gone.
+    pub fn unshare(&mut self) -> bool {
         /// `MADV_POPULATE_WRITE` (5.14).
         const POPULATE_WRITE: u64 = 23;
         let Some(agent) = &mut self.agent else { return false };
         let mut list = agent.memory.list();
-        for run in runs.iter().take(BATCH_PAGES) {
+        for run in self.shared_runs.drain(..) {
             list.call(libc::SYS_madvise, [run.address.0, run.pages * 4096, POPULATE_WRITE, 0, 0, 0]);
         }
         list.finish();
