@@ -252,6 +252,7 @@ fn witness(socket: RawFd) -> ! {
     // SAFETY: system calls on descriptors of this process and on values on this stack, which outlive the calls. Closing
     // every other descriptor harms nobody: no destructor runs in this process.
     unsafe {
+        libc::prctl(libc::PR_SET_NAME, c"spillway-group".as_ptr());
         let socket = libc::dup2(socket, 0);
         libc::syscall(libc::SYS_close_range, 1u32, u32::MAX, 0u32);
         while libc::read(socket, (&raw mut byte).cast(), 1) == 1 {
