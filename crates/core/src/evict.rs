@@ -120,11 +120,14 @@ impl Pager {
 
     /// A free buffer for a captured page, to be named in [`Pager::captured`] next.
     pub fn take_buffer(&mut self) -> Option<BufferIndex> {
-        self.free_buffers.pop()
+        let buffer = self.free_buffers.pop()?;
+        self.set_aside += 1;
+        Some(buffer)
     }
 
     /// Gives back a buffer that was taken and not used.
     pub fn return_buffer(&mut self, buffer: BufferIndex) {
+        self.set_aside -= 1;
         self.free_buffers.push(buffer);
     }
 
@@ -133,6 +136,7 @@ impl Pager {
         match outcome {
             Captured::Buffer(buffer) => {
                 self.step(page, Step::Capture(buffer));
+                self.set_aside -= 1;
                 self.inactive.push_back(page);
                 self.counters.evicted_pages += 1;
                 self.note_local();

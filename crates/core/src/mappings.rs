@@ -117,6 +117,7 @@ impl Pager {
                 if let Some(to) = self.take_buffer() {
                     copies.push(BufferCopy { from, to });
                     self.step(page, Step::Capture(to));
+                    self.set_aside -= 1;
                     self.inactive.push_back(page);
                 } else {
                     self.table.update(page, |entry| *entry = Entry::LOST);

@@ -149,6 +149,7 @@ pub struct Pager {
     pub(crate) released: Vec<HandleBits>,
     pub(crate) counters: Counters,
     pub(crate) store_full: bool,
+    pub(crate) set_aside: u64,
     buffers: u32,
     budget: Budget,
     overdraft: u64,
@@ -171,6 +172,7 @@ impl Pager {
             released: Vec::with_capacity(4096),
             counters: Counters::default(),
             store_full: false,
+            set_aside: 0,
             buffers: config.buffers,
             budget: config.budget,
             overdraft: 0,
@@ -395,11 +397,14 @@ impl Pager {
         });
         assert_eq!((mapped, used), (self.table.mapped(), self.table.used()));
         buffers.sort_unstable_by_key(|buffer| buffer.0);
-        assert!(buffers.iter().map(|buffer| buffer.0).eq(0..self.buffers), "each buffer has exactly one owner");
+        let owned = buffers.len() as u64 + self.set_aside;
+        buffers.dedup();
+        assert_eq!((owned, buffers.len() as u64 + self.set_aside), (self.buffers.into(), self.buffers.into()));
     }
 
+    /// Buffers that hold a page; those set aside for a capture under way are not among them.
     fn used_buffers(&self) -> u64 {
-        u64::from(self.buffers) - self.free_buffers.len() as u64
+        u64::from(self.buffers) - self.free_buffers.len() as u64 - self.set_aside
     }
 
     /// One step of one page, with what it releases put where it belongs.

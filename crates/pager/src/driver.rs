@@ -20,6 +20,7 @@ use spillway_store::{Handle, Put, Store, is_zero};
 
 use crate::adopt::Agent;
 use crate::placement::Placement;
+use crate::procfs;
 use crate::shared::Shared;
 use crate::sys::agent::BATCH_PAGES;
 use crate::sys::clock::now_ns;
@@ -264,7 +265,7 @@ impl Driver {
         if self.release.is_some() && live().all(|target| target.flight == Flight::Idle) {
             return Some(0);
         }
-        let evicting = self.core.wanted_captures() > 0 && live().any(Target::may_capture) && self.release.is_none();
+        let evicting = self.core.wanted_captures() > 0 && live().any(Target::may_look) && self.release.is_none();
         let rest_ns = self.barren.until_ns.saturating_sub(if self.barren.until_ns > 0 { now_ns() } else { 0 });
         if self.core.has_due_writes() || (evicting && rest_ns == 0) {
             return Some(0);
@@ -284,6 +285,7 @@ impl Driver {
             let (event, agent) = slot.as_ref().map_or((-1, -1), |target| (target.event_fd(), target.agent_fd()));
             self.polled.extend([readable(event), readable(agent)]);
         }
+        self.targets.iter_mut().flatten().for_each(|target| target.looked |= target.may_read());
         if timeout != Some(0) {
             self.publish();
         }
@@ -385,12 +387,21 @@ impl Driver {
                 self.core.remapped(id, span, to);
                 let _ = target.uffd.wake(span);
             }
-            Event::Fork(uffd) => self.fork(id, uffd),
+            Event::Fork(uffd) => self.fork(at, uffd),
             Event::Fault { .. } | Event::Unknown(_) => {}
         }
     }
 
-    fn fork(&mut self, parent: TargetId, uffd: Uffd) {
+    fn fork(&mut self, at: usize, uffd: Uffd) {
+        let Some(target) = &self.targets[at] else { return };
+        let parent = target.id;
+        // MADV_WIPEONFORK and MADV_DONTFORK: no event tells of them, and a child must not inherit those pages. Where the
+        // parent's process is not known, it is itself a forked child, and had the same mappings marked.
+        let marked = if target.pid > 0 {
+            procfs::mappings_with_flag(target.pid, &["wf", "dc"])
+        } else {
+            target.not_inherited.clone()
+        };
         let mut copies: Vec<BufferCopy> = Vec::new();
         let store = &mut self.hands.store;
         let share = |bits| to_bits(store.share(to_handle(bits)));
@@ -398,10 +409,17 @@ impl Driver {
         for BufferCopy { from, to } in copies {
             self.hands.buffers.copy_within(from.0 as usize..=from.0 as usize, to.0 as usize);
         }
+        for (span, flag) in &marked {
+            if flag == "dc" {
+                self.core.unmapped(child, *span);
+            } else {
+                self.core.removed(child, *span);
+            }
+        }
         if let Ok(copy) = uffd.borrow().try_clone_to_owned() {
             let _ = self.reports.send(Request::Report(Report::Forked { parent, child, uffd: copy.into() }));
         }
-        self.add(Target { parent: Some(parent), ..Target::new(child, 0, uffd, None) });
+        self.add(Target { parent: Some(parent), not_inherited: marked, ..Target::new(child, 0, uffd, None) });
     }
 
     fn add(&mut self, target: Target) {
@@ -479,6 +497,9 @@ impl Driver {
             self.core.set_overdraft(0);
         } else if stuck > 0 {
             self.nothing_captured(stuck);
+        } else {
+            // Mappings are changing: whoever changes them needs the CPU to say so.
+            self.barren.until_ns = now_ns() + RETRY_NS;
         }
     }
 

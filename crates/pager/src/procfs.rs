@@ -188,11 +188,31 @@ pub fn limit(name: &str) -> Option<String> {
     line.split_ascii_whitespace().next().map(str::to_owned)
 }
 
-/// Whether any of its memory is registered with a userfaultfd: flag `um` in `/proc/PID/smaps`.
+/// Mappings of `pid` that carry one of `flags` (two letters each, proc(5), `VmFlags`). Walks its page tables, as
+/// everything does that tells flags: not for every day.
+pub fn mappings_with_flag(pid: i32, flags: &[&str]) -> Vec<(Span, String)> {
+    let text = fs::read(format!("/proc/{pid}/smaps")).unwrap_or_default();
+    parse_flags(&String::from_utf8_lossy(&text), flags)
+}
+
+/// Parses `/proc/PID/smaps`: the mappings that carry one of `flags`, each with the first that it carries.
+pub fn parse_flags(text: &str, flags: &[&str]) -> Vec<(Span, String)> {
+    let mut found = Vec::new();
+    let mut mapping = None;
+    for line in text.lines() {
+        if let Some(carried) = line.strip_prefix("VmFlags:") {
+            let flag = carried.split_ascii_whitespace().find(|flag| flags.contains(flag));
+            found.extend(mapping.take().zip(flag.map(str::to_owned)));
+        } else if let Some(header) = Mapping::parse(line) {
+            mapping = Some(header.span);
+        }
+    }
+    found
+}
+
+/// Whether any of its memory is registered with a userfaultfd.
 pub fn has_registered_memory(pid: i32) -> bool {
-    let text = fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap_or_default();
-    let flags = text.lines().filter_map(|line| line.strip_prefix("VmFlags:"));
-    flags.into_iter().any(|flags| flags.split_ascii_whitespace().any(|flag| flag == "um"))
+    !mappings_with_flag(pid, &["um"]).is_empty()
 }
 
 /// Private pages of `pid`: what would be freed if it ended now. Walks its page tables: not for every day.
@@ -246,6 +266,14 @@ mod tests {
         assert_eq!(stat, Stat { state: b'S', parent: 7, cpu_ticks: 30, started: 999, cpu: 1 });
         assert_eq!(parse_stat("42 (a"), None);
         assert_eq!(parse_stat(")"), None);
+    }
+
+    #[test]
+    fn flags_belong_to_the_mapping_above_them() {
+        let text = "1000-2000 rw-p 00000000 00:00 0 \nRss: 4 kB\nVmFlags: rd wr mr mw me ac \n\
+                    2000-5000 rw-p 00000000 00:00 0 \nVmFlags: rd wr wf um \nVmFlags: wf\nnonsense\n";
+        let found = parse_flags(text, &["wf", "dc"]);
+        assert_eq!(found, [(Span { start: Address(0x2000), end: Address(0x5000) }, "wf".to_owned())]);
     }
 
     #[test]

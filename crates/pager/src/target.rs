@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 
 use spillway_core::evict::Run;
 use spillway_core::page::BufferIndex;
-use spillway_core::{Address, TargetId};
+use spillway_core::{Address, Span, TargetId};
 
 use crate::adopt::Agent;
 use crate::sys::agent::BATCH_PAGES;
@@ -53,6 +53,9 @@ pub struct Target {
     pub runs: Vec<Run>,
     /// Buffers set aside for the pages of the capture under way, in order.
     pub buffers: Vec<BufferIndex>,
+    /// Whether its events were looked at since the last capture: without a look between two captures, events would
+    /// never be read, and the kernel moves nothing while one is unread.
+    pub looked: bool,
     /// Whether staging holds pages that were read already.
     pub staged: bool,
     /// Captures that are still to be made page by page, after the kernel refused a run.
@@ -61,6 +64,8 @@ pub struct Target {
     pub shared_runs: Vec<Run>,
     /// Whose forked child it is, until it has an agent of its own.
     pub parent: Option<TargetId>,
+    /// For a forked child: mappings that its parent had marked as not to be inherited, or to be wiped, and with which flag.
+    pub not_inherited: Vec<(Span, String)>,
     /// Faults that wait for room or for the end of a change of mappings.
     pub waiting: Vec<Waiting>,
 }
@@ -76,16 +81,23 @@ impl Target {
             flight: Flight::Idle,
             runs: Vec::with_capacity(BATCH_PAGES),
             buffers: Vec::with_capacity(BATCH_PAGES),
+            looked: false,
             staged: false,
             single: 0,
             shared_runs: Vec::with_capacity(BATCH_PAGES),
             parent: None,
+            not_inherited: Vec::new(),
             waiting: Vec::with_capacity(64),
         }
     }
 
     /// Whether pages of it may be captured now.
     pub fn may_capture(&self) -> bool {
+        self.agent.is_some() && self.flight == Flight::Idle && self.looked
+    }
+
+    /// Whether pages of it may be captured after another look at its events.
+    pub fn may_look(&self) -> bool {
         self.agent.is_some() && self.flight == Flight::Idle
     }
 
@@ -124,6 +136,7 @@ impl Target {
         list.unregister(&layout, uffd, staging);
         list.finish();
         self.flight = Flight::Capture { first_call };
+        self.looked = false;
         send_byte(agent.socket.as_fd())
     }
 
