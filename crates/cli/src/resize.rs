@@ -15,7 +15,7 @@ pub(crate) struct Args {
     local: String,
 }
 
-/// Returns when the new budget is in force; memory above it is given back in the background.
+/// Returns when the pager has taken the order; memory above the new budget is given back in the background.
 pub(crate) fn resize(args: &Args) -> Result<u8, Failure> {
     local::parse(&args.local)?;
     let mut found = sockets::pager_of(args.pid)?;
