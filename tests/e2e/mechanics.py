@@ -16,6 +16,8 @@ from harness import MIB, children, eventually, executable, status_field
 
 # Anonymous memory of a small C program that no pager takes: written pages of its libraries, the part of the stack in use.
 SMALL_UNMANAGED_BYTES = 1 * MIB
+# One page in eight of the programs' pattern is all zeros: once evicted it is as if never touched.
+NONZERO = 7 / 8
 
 
 class Silence(AssertionError):

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 from harness import MIB, PEAK_ALLOWANCE, eventually, status_field, tree
-from mechanics import SMALL_UNMANAGED_BYTES, Program, Witness, executable, let_go, rollup, squeeze
+from mechanics import NONZERO, SMALL_UNMANAGED_BYTES, Program, Witness, executable, let_go, rollup, squeeze
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_program_that_allocates_at_full_speed(processes, spillway, fill, tmp_pat
     assert target.status() == 0
     told = json.loads(stats.read_text())
     assert told["local_peak_bytes"] <= budget * PEAK_ALLOWANCE, told
-    assert told["touched_bytes"] >= 383 * MIB or told["evicted_pages"] * 4096 >= (384 - local) * MIB, told
+    assert told["evicted_pages"] * 4096 >= (384 - local) * MIB * NONZERO, told
 
 
 def test_program_that_churns(processes, spillway, fill):
@@ -67,8 +67,8 @@ def test_program_that_churns(processes, spillway, fill):
     target.ask("hammer 2")
     target.ask("churn 1500")
     for _ in range(3):
-        target.ask("grow 32")
-        target.ask("drop 500 6000")
+        target.ask("blank 32")
+        target.ask("churn 200")
     witness.finish()
 
 
@@ -80,7 +80,7 @@ def test_adopted_while_it_churns(processes, spillway, fill):
     witness.start()
     attached = spillway.attach(target.pid, "16M")
     target.ask("churn 2000", 40)
-    target.ask("grow 64")
+    target.ask("blank 64")
     witness.finish()
     let_go(attached)
     target.unharmed()
@@ -110,7 +110,7 @@ def test_budgets_shrink_and_grow(processes, spillway, fill):
         target.unharmed()
     spillway.resize(target.pid, "200M")
     target.unharmed()
-    eventually(lambda: rollup(target.pid) > 90 * MIB, "what is used to come home under a budget that holds it all")
+    eventually(lambda: rollup(target.pid) > 95 * MIB * NONZERO, "what is used to come home under a budget that holds it all")
     before = spillway.find(target.pid)["evicted_pages"]
     target.ask("verify")
     assert spillway.find(target.pid)["evicted_pages"] == before, "pages left although all fit"
@@ -157,12 +157,13 @@ def test_pager_s_memory_does_not_follow_the_target_s(processes, spillway, fill):
     target = Program(processes, [fill, 16], spillway, "8M").ready()
     target.unharmed()
     pager = spillway.settled(target.pid)["pager_pid"]
-    before = resident(pager)
+    entry = spillway.find(target.pid)
+    before = resident(pager) - entry["stored_compressed_bytes"]
     target.ask("blank 512", 60)
     entry = spillway.settled(target.pid)
-    grown = resident(pager) - before
+    grown = resident(pager) - entry["stored_compressed_bytes"] - before
     print(f"pager: {before} bytes, {grown} more after 512 MiB more")
-    assert entry["stored_compressed_bytes"] < 64 * MIB, entry
+    assert entry["stored_compressed_bytes"] < 24 * MIB, entry
     assert grown <= 512 * MIB // 4096 * 8 + 2 * MIB, f"{grown} bytes more"
     assert entry["table_bytes"] <= entry["touched_bytes"] // 4096 * 8 + 1 * MIB, entry
 

@@ -27,7 +27,7 @@ def fill(build):
 
 @pytest.mark.parametrize("call", CALLS)
 def test_calls_into_evicted_memory(spillway, build, tmp_path, call):
-    done = spillway.run([build("syscalls"), call], "8M", cwd=tmp_path).must_succeed()
+    done = spillway.run([build("syscalls"), call], "8M", cwd=tmp_path, timeout=40).must_succeed()
     assert json.loads(done.out)["cold_pages"] >= 64, done.out
     assert done.stats["fetched_pages"] > 0, done.stats
 
@@ -48,7 +48,18 @@ def test_mlock_of_evicted_memory_keeps_it_in(processes, spillway, fill):
     assert int(re.search(r"^Locked: +(\d+) kB", locked, re.M).group(1)) == 2048, locked
     target.ask("munlock 100 512")
     target.unharmed()
-    target.ask("exit 0")
+    target.tell("exit 0")
+    assert target.status() == 0
+
+
+def test_command_line_is_shown_when_its_page_could_be_evicted(processes, spillway, fill):
+    """/proc/PID/cmdline is read from the program's stack, and the kernel does not wait for a pager there."""
+    target = Program(processes, [fill, 64]).ready()
+    before = cmdline(target.pid)
+    spillway.attach(target.pid, "16M")
+    squeeze(spillway, target.pid)
+    assert cmdline(target.pid) == before
+    target.unharmed()
 
 
 # ---- stopping and continuing

@@ -1,6 +1,7 @@
 // torture: churns memory in every way a program can and checks every byte of it against a shadow.
 //
-//   torture --seed N --seconds S --mib M --threads T [--ops N] [--sabotage flip|zero|drop|stale|lost|child]
+//   torture --seed N --seconds S --mib M --threads T [--ops N] [--without OP,OP]
+//           [--sabotage flip|zero|drop|stale|lost|child]
 //
 // The shadow keeps, for each page, what generates its content (a serial number, a kind, later patches), so any page can
 // be recomputed and compared in full. It lives in a MAP_SHARED mapping, which no pager of private memory touches.
@@ -75,7 +76,7 @@ typedef struct {
 static uint64_t seed = 0, ops_limit = UINT64_MAX;
 static double seconds = 10;
 static uint32_t mib = 128, threads_n = 2, common_pages, budget_pages, area_pages_max;
-static const char *sabotage = "";
+static const char *sabotage = "", *without = "";
 static View *view;
 static uint8_t *slots;
 static size_t slot_bytes;
@@ -129,9 +130,9 @@ static void stop_others(void) {
 
 static _Noreturn void give_up(const char *what, const Area *a, uint32_t page, const void *address) {
     stop_others();
-    dprintf(2, "torture: FAILED: %s (errno: %s)\n  address %p, area %u (base %p, %u pages%s%s%s), page %u\n", what, strerror(errno), address,
+    dprintf(2, "torture: FAILED: %s (errno: %s)\n  address %p, area %u (base %p, %u pages%s%s%s%s), page %u\n", what, strerror(errno), address,
             a ? a->id : 0, a ? (void *)a->base : NULL, a ? a->pages : 0, a && a->is_brk ? ", brk" : "", a && a->huge ? ", huge" : "",
-            a && a->fragmented ? ", fragmented" : "", page);
+            a && a->fragmented ? ", fragmented" : "", a && a->on_fork ? ", wiped on fork" : "", page);
     dprintf(2, "  thread %u, depth %u, process %d, op %" PRIu64 "; history:\n", self->index, self->depth, getpid(), self->number);
     print_tail(self, 32);
     dprintf(2, "torture: seed %" PRIu64 " (--seed %" PRIu64 " --mib %u --threads %u)\n", seed, seed, mib, threads_n);
@@ -951,6 +952,14 @@ static void sabotage_now(Thread *t) {
     else if (!strcmp(sabotage, "stale")) generate(&e->before, (uint64_t *)at);
 }
 
+// To find which operation a failure needs.
+static bool left_out(const char *name) {
+    size_t length = strlen(name);
+    for (const char *at = without; (at = strstr(at, name)); at += length)
+        if ((at == without || at[-1] == ',') && (at[length] == 0 || at[length] == ',')) return true;
+    return false;
+}
+
 static void step(Thread *t) {
     t->number++;
     t->tail[t->number % TAIL].op = NULL;
@@ -958,6 +967,7 @@ static void step(Thread *t) {
     for (int i = 0; i < OPS; i++) total += ops[i].weight;
     for (uint32_t left = below(t, total); left >= ops[k].weight; k++) left -= ops[k].weight;
     const struct Op *op = &ops[k];
+    if (left_out(op->name)) return;
     bool alone = strchr(op->where, 'A'), outside = strchr(op->where, 'U');
     if (t->depth) {
         if (strchr(op->where, 'C')) op->run(t);
@@ -993,6 +1003,7 @@ int main(int argc, char **argv) {
         else if (!strcmp(argv[i], "--threads")) threads_n = (uint32_t)atoi(argv[i + 1]);
         else if (!strcmp(argv[i], "--ops")) ops_limit = strtoull(argv[i + 1], NULL, 0);
         else if (!strcmp(argv[i], "--sabotage")) sabotage = argv[i + 1];
+        else if (!strcmp(argv[i], "--without")) without = argv[i + 1];
         else fprintf(stderr, "torture: unknown option %s\n", argv[i]), exit(2);
     }
     if (argc % 2 == 0 || threads_n < 1 || threads_n > THREADS_MAX || mib < 4) fprintf(stderr, "torture: see the top of torture.c\n"), exit(2);
