@@ -24,6 +24,11 @@ impl Address {
         Self(self.0 + pages * PAGE_BYTES_U64)
     }
 
+    /// The address `bytes` further on.
+    pub fn plus_bytes(self, bytes: u64) -> Self {
+        Self(self.0 + bytes)
+    }
+
     /// Whole pages from `start` to here; zero when `start` is not below.
     pub fn pages_since(self, start: Self) -> u64 {
         self.0.saturating_sub(start.0) / PAGE_BYTES_U64

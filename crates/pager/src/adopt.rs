@@ -20,6 +20,7 @@ use spillway_core::{Address, PAGE_BYTES_U64, Span};
 
 use crate::error::Error;
 use crate::procfs;
+use crate::restart;
 use crate::sys::agent::{BATCH_PAGES, CODE_BYTES, CONTROL_BYTES, Layout, Memory};
 use crate::sys::clock::now_ns;
 use crate::sys::fd::{Rights, send_fd};
@@ -32,6 +33,8 @@ pub const NAME: &str = "spillway-agent";
 
 const STAGING_BYTES: u64 = BATCH_PAGES as u64 * PAGE_BYTES_U64;
 const SCRATCH_BYTES: u64 = PAGE_BYTES_U64;
+/// Of the scratch page, what adoption itself does not use.
+const SPARE_OFFSET: u64 = 2048;
 
 /// An agent in place.
 pub struct Agent {
@@ -49,7 +52,7 @@ pub struct Agent {
     pub uffd: i32,
     /// How long a thread of the target was stopped.
     pub pause_ns: u64,
-    /// Held while the agent must not run under the target's seccomp filter.
+    /// Held while the agent must not run under a seccomp filter of the target, present or future.
     pub seized: Option<Seized>,
     instruction: u64,
 }
@@ -103,25 +106,32 @@ pub fn is_agent(pid: i32, thread: i32) -> bool {
 /// As [`Error`] says; the target is as it was then.
 pub fn adopt(pid: i32, forked: Option<&Uffd>, kill_on_death: bool) -> Result<(Agent, Option<Uffd>), Error> {
     examine(pid)?;
-    let seccomp = procfs::status_field(pid, "Seccomp").is_some_and(|mode| mode != "0");
+    let filtered = procfs::status_field(pid, "Seccomp").is_some_and(|mode| mode != "0");
+    // A program may put a filter on all of its threads at any time later (SECCOMP_FILTER_FLAG_TSYNC), ours among them.
+    let seccomp = has_admin();
+    if filtered && !seccomp {
+        return Err(Error::Seccomp(pid));
+    }
     let instruction = syscall_instruction(pid)?;
     let thread = quiet_thread(pid)?;
     let mut first = Seized::new(thread, seccomp).map_err(|error| match error.raw_os_error() {
         Some(libc::ESRCH) => Error::NoSuchProcess(pid),
-        Some(libc::EPERM) if seccomp && !has_admin() => Error::Seccomp(pid),
         _ => Error::NoPermission(pid),
     })?;
     let explain = |error| explain(pid, error);
 
+    let slept_ns = procfs::asleep_ns(pid, thread);
     let started = now_ns();
     first.stop().map_err(explain)?;
-    let saved = first.registers().map_err(explain)?;
+    let mut saved = first.registers().map_err(explain)?;
     if saved.cs != 0x33 {
         return Err(Error::Not64Bit(pid));
     }
     let mask = first.signal_mask().map_err(explain)?;
     first.set_signal_mask(u64::MAX).map_err(explain)?;
     let begun = begin(&mut first, &saved, instruction);
+    let spare = begun.as_ref().ok().map(|(staging, _)| staging.plus_pages(BATCH_PAGES as u64).plus_bytes(SPARE_OFFSET));
+    restart::repeat(pid, thread, &mut saved, slept_ns, spare);
     // The thread is put back exactly as it was, whatever happened.
     first.set_registers(&saved).and_then(|()| first.set_signal_mask(mask)).map_err(explain)?;
     drop(first);

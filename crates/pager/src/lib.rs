@@ -11,6 +11,7 @@ mod handle;
 mod placement;
 pub mod procfs;
 mod removals;
+mod restart;
 mod shared;
 mod sys;
 mod target;

@@ -110,6 +110,8 @@ pub struct Shared {
     pub idle: AtomicBool,
     /// Until when (monotonic nanoseconds) it must not enter the idle class.
     pub idle_forbidden_until_ns: AtomicU64,
+    /// Forked children that are served and have no agent.
+    pub orphans: AtomicU64,
     /// The longest stop of a target's thread for adoption.
     pub pause_ns: AtomicU64,
 }
@@ -161,7 +163,7 @@ impl Shared {
     pub fn snapshot(&self) -> Snapshot {
         let n = &self.numbers;
         let get = |number: &AtomicU64| number.load(Relaxed);
-        let bytes = |number: &AtomicU64| number.load(Relaxed) * PAGE_BYTES_U64;
+        let bytes = |number: &AtomicU64| number.load(Relaxed).saturating_mul(PAGE_BYTES_U64);
         Snapshot {
             processes: get(&n.processes),
             touched_bytes: bytes(&n.touched_pages),

@@ -21,6 +21,8 @@ use crate::removals::Removals;
 use crate::shared::Shared;
 use crate::sys::fd::{Bell, poll, readable};
 use crate::sys::pagemap::Pagemap;
+use crate::sys::ptrace::Seized;
+use crate::sys::sched;
 use crate::sys::uffd::Uffd;
 use crate::{Local, OnPagerDeath};
 
@@ -44,6 +46,16 @@ const TOUCH_PAGES_PER_S: u64 = 1 << 20;
 const RESCUE_AFTER: Duration = Duration::from_millis(3);
 /// How long the idle class stays forbidden after a rescue.
 const RESCUE_FOR_NS: u64 = 1_000_000_000;
+
+/// How long a dying agent may take: it is on its last instructions when we hear of it.
+const REAP_WITHIN: Duration = Duration::from_millis(100);
+/// A forked child that lives longer gets an agent, which keeps its userfaultfd open should this pager die. Most forked
+/// children call exec at once and are never worth it.
+const KEEP_AFTER: Duration = Duration::from_millis(50);
+/// Measuring private memory may take this share of the time: one part in fifty.
+const PRIVATE_SHARE: u32 = 50;
+/// And comes no sooner than this.
+const PRIVATE_SOONEST: Duration = Duration::from_millis(100);
 
 /// What other threads ask of the watcher.
 pub enum Request {
@@ -70,6 +82,8 @@ struct Process {
     started: u64,
     target: Option<TargetId>,
     pagemap: Option<Pagemap>,
+    /// Its agent's thread, where that is kept seized.
+    seized: Option<Seized>,
     /// Our own mapping in it that looks like any other.
     staging: Option<Span>,
     /// At the last reading of its mappings.
@@ -77,6 +91,11 @@ struct Process {
     read_at: Option<Instant>,
     /// Adoption failed; not tried again.
     refused: bool,
+    /// A forked child that has an agent only so that its userfaultfd outlives us: its memory is still its parent's.
+    kept_only: bool,
+    /// When its private memory was last measured, and how long to wait for the next time.
+    private_at: Option<Instant>,
+    private_wait: Duration,
 }
 
 /// A forked child's address space whose process is not known yet.
@@ -85,6 +104,8 @@ struct Orphan {
     parent: TargetId,
     uffd: Uffd,
     pid: Option<i32>,
+    since: Instant,
+    refused: bool,
 }
 
 /// See the module's documentation.
@@ -153,6 +174,8 @@ impl Watcher {
 
     /// Watches until nobody can ask for anything any more.
     pub fn run(mut self) {
+        // Without the right to it, looks come later where CPUs are busy, and targets grow further meanwhile.
+        let _ = sched::set_nice(-20);
         let mut pause = LOOK_SOONEST;
         loop {
             match self.requests.recv_timeout(pause) {
@@ -195,7 +218,8 @@ impl Watcher {
             }
             Report::Forked { parent, child, uffd } => {
                 self.tree_at = None;
-                self.orphans.push(Orphan { target: child, parent, uffd, pid: None });
+                self.orphans.push(Orphan { target: child, parent, uffd, pid: None, since: Instant::now(), refused: false });
+                self.tell_managed();
             }
             Report::Thread(target, thread) => {
                 let pid = procfs::status_field(thread, "Tgid").and_then(|pid| pid.parse().ok());
@@ -204,10 +228,21 @@ impl Watcher {
                 }
             }
             Report::AgentGone(target) => {
+                self.reap_agent(target);
                 // It ended, or called exec: the next look tells which, and a new program is adopted anew when it grows.
                 self.end_target(target);
                 self.tree_at = None;
             }
+        }
+    }
+
+    /// The agent is dying: its process can end, or exec, only after we have taken note.
+    fn reap_agent(&mut self, target: TargetId) {
+        let Some(process) = self.processes.values_mut().find(|process| process.target == Some(target)) else { return };
+        let Some(mut seized) = process.seized.take() else { return };
+        let begun = Instant::now();
+        while seized.tend() && begun.elapsed() < REAP_WITHIN {
+            std::thread::sleep(Duration::from_micros(50));
         }
     }
 
@@ -223,6 +258,7 @@ impl Watcher {
         self.removals.forget(target);
         for process in self.processes.values_mut().filter(|process| process.target == Some(target)) {
             process.target = None;
+            process.kept_only = false;
             process.pagemap = None;
             process.seen = Size::default();
         }
@@ -236,6 +272,7 @@ impl Watcher {
         if let Ok(mut managed) = self.managed.lock() {
             *managed = pids;
         }
+        self.shared.orphans.store(self.orphans.len() as u64, Relaxed);
     }
 
     /// One look at everything; returns how long until the next.
@@ -253,7 +290,14 @@ impl Watcher {
                 self.forget(pid);
                 continue;
             };
-            let process = &self.processes[&pid];
+            let Some(process) = self.processes.get_mut(&pid) else { continue };
+            if let Some(seized) = &mut process.seized {
+                seized.tend();
+            }
+            if process.kept_only {
+                self.promote(pid, size);
+                continue;
+            }
             if process.target.is_none() {
                 unmanaged_pages += size.anonymous_pages;
                 continue;
@@ -269,6 +313,7 @@ impl Watcher {
                 self.processes.entry(pid).and_modify(|process| process.seen.anonymous_pages = size.anonymous_pages);
             }
         }
+        self.keep_orphans();
         changed |= self.adopt_the_grown(unmanaged_pages);
         self.settle_removals();
         self.watch_fault_thread();
@@ -322,11 +367,11 @@ impl Watcher {
         let mut adopted = false;
         for pid in candidates {
             let Ok(size) = procfs::size(pid) else { continue };
-            if size.anonymous_pages < least || !self.may_adopt(pid, least) {
+            // Memory that is registered already belongs to a fork: those get their agents as such.
+            if size.anonymous_pages < least || (!self.orphans.is_empty() && procfs::has_registered_memory(pid)) {
                 continue;
             }
-            let forked = self.orphan_of(pid);
-            match self.adopt(pid, forked) {
+            match self.adopt(pid, None) {
                 Ok(()) => {
                     adopted = true;
                     self.read_mappings(pid);
@@ -340,36 +385,47 @@ impl Watcher {
         adopted
     }
 
-    /// A forked child shares its parent's pages until one of them writes; only what is its own counts for it.
-    fn may_adopt(&self, pid: i32, least: u64) -> bool {
-        let parent = procfs::stat(pid).map_or(0, |stat| stat.parent);
-        let parent_managed = self.processes.get(&parent).is_some_and(|process| process.target.is_some());
-        if !parent_managed {
-            return self.orphans.is_empty() || self.orphan_of(pid).is_some() || !self.is_fork(pid);
+    /// Forked children that stay get an agent.
+    fn keep_orphans(&mut self) {
+        let due = |orphan: &Orphan| orphan.pid.is_some() && !orphan.refused && orphan.since.elapsed() >= KEEP_AFTER;
+        while let Some(at) = self.orphans.iter().position(due) {
+            let Some(pid) = self.orphans[at].pid else { return };
+            let target = self.orphans[at].target;
+            if self.adopt(pid, Some(at)).is_ok() {
+                self.processes.entry(pid).and_modify(|process| process.kept_only = true);
+            } else if let Some(orphan) = self.orphans.iter_mut().find(|orphan| orphan.target == target) {
+                orphan.refused = true;
+            }
         }
-        if self.is_fork(pid) && self.orphan_of(pid).is_none() {
-            return false;
-        }
-        procfs::private_pages(pid).is_some_and(|private| private >= least)
     }
 
-    /// Whether some of its memory is registered already, by the kernel, because it was forked from a managed process.
-    fn is_fork(&self, pid: i32) -> bool {
-        procfs::has_registered_memory(pid)
-    }
-
-    fn orphan_of(&self, pid: i32) -> Option<usize> {
-        self.orphans.iter().position(|orphan| orphan.pid == Some(pid))
+    /// A kept child is managed in full once most of its memory is its own: before, evicting it would only copy what its
+    /// parent has.
+    fn promote(&mut self, pid: i32, size: Size) {
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        if process.private_at.is_some_and(|at| at.elapsed() < process.private_wait) {
+            return;
+        }
+        let begun = Instant::now();
+        let private = procfs::private_pages(pid).unwrap_or(0);
+        process.private_wait = (begun.elapsed() * PRIVATE_SHARE).max(PRIVATE_SOONEST);
+        process.private_at = Some(begun);
+        if private * 2 > size.anonymous_pages {
+            process.kept_only = false;
+            self.read_mappings(pid);
+        }
     }
 
     fn adopt(&mut self, pid: i32, forked: Option<usize>) -> Result<(), Error> {
         let kill = self.on_pager_death == OnPagerDeath::KillTarget;
-        let (agent, fresh) = adopt::adopt(pid, forked.map(|at| &self.orphans[at].uffd), kill)?;
+        let (mut agent, fresh) = adopt::adopt(pid, forked.map(|at| &self.orphans[at].uffd), kill)?;
+        let seized = agent.seized.take();
         self.shared.pause_ns.fetch_max(agent.pause_ns, Relaxed);
         let system = |error| Error::System { what: "opening the target's page map", error };
         let pagemap = match Pagemap::open(pid) {
             Ok(pagemap) => pagemap,
             Err(error) => {
+                agent.seized = seized;
                 let _ = agent.leave();
                 return Err(system(error));
             }
@@ -397,6 +453,7 @@ impl Watcher {
         process.target = Some(target);
         process.pagemap = Some(pagemap);
         process.staging = Some(staging);
+        process.seized = seized;
         process.read_at = None;
         self.tell_managed();
         Ok(())
@@ -487,10 +544,14 @@ impl Watcher {
         for target in dead {
             self.orphans.retain(|orphan| orphan.target != target);
             self.send(Command::Ended { target });
+            self.tell_managed();
         }
     }
 
     fn forget(&mut self, pid: i32) {
+        if let Some(target) = self.processes.get(&pid).and_then(|process| process.target) {
+            self.reap_agent(target);
+        }
         if let Some(target) = self.processes.remove(&pid).and_then(|process| process.target) {
             self.end_target(target);
         }
@@ -567,10 +628,14 @@ impl Process {
             started,
             target: None,
             pagemap: None,
+            seized: None,
             staging: None,
             seen: Size::default(),
             read_at: None,
             refused: false,
+            kept_only: false,
+            private_at: None,
+            private_wait: Duration::ZERO,
         }
     }
 }

@@ -99,6 +99,19 @@ impl Seized {
         }
     }
 
+    /// Lets it run on if it has stopped: a process that is stopped and continued as a whole leaves seized threads to
+    /// their tracer. False when it has ended, which this also reaps: until then its process cannot end or exec.
+    pub fn tend(&mut self) -> bool {
+        let mut status = 0;
+        // SAFETY: `status` is writable.
+        match unsafe { libc::waitpid(self.thread, &raw mut status, libc::__WALL | libc::WNOHANG) } {
+            0 => true,
+            -1 => false,
+            _ if libc::WIFSTOPPED(status) => request(libc::PTRACE_CONT, self.thread, 0, 0).is_ok(),
+            _ => false,
+        }
+    }
+
     /// Its registers.
     ///
     /// # Errors
