@@ -23,11 +23,17 @@ pub enum SizeError {
 impl fmt::Display for SizeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoNumber(text) => write!(f, "`{text}` is no size: write a number and a unit, such as 512M or 1.5GiB"),
-            Self::UnknownUnit(unit) => write!(f, "`{unit}` is no unit of size: use K, M, G or T, or none for bytes"),
+            Self::NoNumber(text) => {
+                write!(f, "`{}` is no size: write a number and a unit, such as 512M or 1.5GiB", text.escape_debug())
+            }
+            Self::UnknownUnit(unit) => {
+                write!(f, "`{}` is no unit of size: use K, M, G or T, or none for bytes", unit.escape_debug())
+            }
             Self::FractionOfByte(text) => write!(f, "`{text}` is a fraction of a byte: add a unit, such as `{text}G`"),
-            Self::TooLarge(text) => write!(f, "`{text}` is more than 2^64 bytes: check its unit"),
-            Self::Percent(text) => write!(f, "`{text}` is a share: a number of bytes is needed here, such as 512M"),
+            Self::TooLarge(text) => write!(f, "`{}` is more than 2^64 bytes: check its unit", text.escape_debug()),
+            Self::Percent(text) => {
+                write!(f, "`{}` is a share: a number of bytes is needed here, such as 512M", text.escape_debug())
+            }
         }
     }
 }

@@ -1,15 +1,16 @@
 //! Nanoseconds per operation of the embedded pool with many pages stored, so that its tables are cache-cold.
 //!
-//! `cargo bench -p spillway-store [-- PAGES]`. Every operation picks a page at random; the median and the best of several rounds
-//! are printed. Beside them the bare parts, to tell the pool's share from that of lz4 and the hash.
+//! `cargo bench -p spillway-store [-- PAGES]`. Every operation picks a page at random; the median and the best of several
+//! rounds are printed. Before them the bare parts, to tell the pool's share from that of lz4 and the hash; after them the
+//! longest puts, with a thread that keeps segments ready, as the pool is meant to be used.
 
 use std::hint::black_box;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
 use spillway_core::{PAGE_BYTES, Page};
 use spillway_store::local::{Config, Local};
-use spillway_store::{Handle, Put, Refill, Store, is_zero};
+use spillway_store::{Handle, Put, Store, is_zero};
 use xxhash_rust::xxh3::xxh3_64_with_secret;
 
 /// Operations in a round.
@@ -24,6 +25,8 @@ fn main() {
         parts(kind);
         pool(kind, pages);
     }
+    println!();
+    longest(pages);
 }
 
 /// What pages hold.
@@ -82,7 +85,7 @@ impl Random {
     }
 
     fn below(&mut self, limit: usize) -> usize {
-        ((u128::from(self.next()) * limit as u128) >> 64) as usize
+        usize::try_from((u128::from(self.next()) * limit as u128) >> 64).expect("below a usize")
     }
 }
 
@@ -121,16 +124,24 @@ fn parts(kind: Kind) {
     });
     println!("    compressed bytes                   {len:>6}");
     let mut page = [0; PAGE_BYTES];
-    measure("  lz4 decompress", || (), |()| {
-        black_box(decompress_into(black_box(&packed[..len]), &mut page).unwrap());
-    });
+    measure(
+        "  lz4 decompress",
+        || (),
+        |()| {
+            black_box(decompress_into(black_box(&packed[..len]), &mut page).unwrap());
+        },
+    );
     let secret = [7; 192];
     measure("  xxh3-64", &mut fresh, |page| {
         black_box(xxh3_64_with_secret(&page, &secret));
     });
-    measure("  is_zero of zeros", || (), |()| {
-        black_box(is_zero(black_box(&[0; PAGE_BYTES])));
-    });
+    measure(
+        "  is_zero of zeros",
+        || (),
+        |()| {
+            black_box(is_zero(black_box(&[0; PAGE_BYTES])));
+        },
+    );
 }
 
 fn pool(kind: Kind, pages: usize) {
@@ -175,13 +186,13 @@ fn pool(kind: Kind, pages: usize) {
         |(page, at)| handles[at] = put(&mut pool, &page, Some(handles[at])),
     );
     let mut fresh = Vec::new();
-    fill(&mut refill);
+    refill.top_up();
     measure(
         "put fresh, pool growing",
         || {
             next += 1;
             if next.is_multiple_of(250) {
-                fill(&mut refill);
+                refill.top_up();
             }
             kind.page(next)
         },
@@ -191,7 +202,7 @@ fn pool(kind: Kind, pages: usize) {
     measure(
         "free",
         || {
-            fill(&mut refill);
+            refill.top_up();
             fresh.next().unwrap()
         },
         |handle| pool.free(handle),
@@ -203,8 +214,36 @@ fn pool(kind: Kind, pages: usize) {
     println!("  segments made inline: {}", status.inline_segments);
 }
 
-fn fill(refill: &mut Refill) {
-    refill.top_up();
+/// Each put by itself, 100,000 a second, while the pool grows from nothing and then has half of its pages replaced.
+fn longest(pages: usize) {
+    let (mut pool, mut refill) = Local::new(Config::default());
+    let background = std::thread::spawn(move || {
+        while refill.top_up() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    });
+    let mut random = Random(2);
+    let mut handles = vec![None; pages];
+    let mut times = Vec::with_capacity(pages * 3 / 2);
+    let mut due = Instant::now();
+    for number in 0..pages * 3 / 2 {
+        let at = if number < pages { number } else { random.below(pages) };
+        let page = Kind::Half.page(number as u64);
+        due += Duration::from_micros(10);
+        while Instant::now() < due {
+            std::hint::spin_loop();
+        }
+        let start = Instant::now();
+        handles[at] = Some(put(&mut pool, &page, handles[at]));
+        times.push(start.elapsed());
+    }
+    times.sort_unstable();
+    let [p50, p99, p999, p9999] = [2, 100, 1000, 10_000].map(|share| times[times.len() - 1 - times.len() / share]);
+    let (longest, inline_segments) = (times[times.len() - 1], pool.local_status().inline_segments);
+    println!("one put: p50 {p50:?}, p99 {p99:?}, p99.9 {p999:?}, p99.99 {p9999:?}, longest {longest:?}");
+    println!("segments made inline: {inline_segments}");
+    drop(pool);
+    background.join().unwrap();
 }
 
 fn put(pool: &mut Local, page: &Page, previous: Option<Handle>) -> Handle {

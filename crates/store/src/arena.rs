@@ -1,19 +1,28 @@
-//! Where compressed bytes lie: segments of 2 MiB, divided into spans of 64 KiB, divided into objects of one size.
+//! Where stored bytes lie: segments of 2 MiB, divided into spans of 64 KiB, divided into objects of one size.
 //!
-//! Invariants: a span is either free, or belongs to a class and has a live object; spans with a live object and room
-//! for another are in their class's list; empty segments beyond a small reserve are given back. Objects never move.
+//! Invariants: a span is free, or belongs to a class and has a live object; spans with room are in the list of their
+//! class and fill, unless their segment is being evacuated; empty segments beyond a small reserve are given back.
+//! Allocation takes the fullest spans and the lowest segments, so that others drain; [`evacuate`] helps where that is
+//! not enough, which is why objects know their owners.
 
-use crate::StoreError;
-use crate::classes::{Classes, OBJECTS_MAX, SPAN_BYTES};
+mod evacuate;
+mod span;
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use crate::classes::{Classes, SPAN_BYTES};
 use crate::segment::{SEGMENT_BYTES, Segment, Supply};
+use crate::{Handle, StoreError};
+use evacuate::Evacuation;
+use span::{FILLS, NONE, Span};
 
-const SPANS: usize = SEGMENT_BYTES / SPAN_BYTES;
+/// Spans in a segment.
+const SPANS: u32 = SEGMENT_BYTES / SPAN_BYTES;
 const ALL_FREE: u32 = u32::MAX;
-const _: () = assert!(SPANS == u32::BITS as usize);
+const _: () = assert!(SPANS == u32::BITS);
 /// Empty segments kept, so that a pool whose size swings by a page does not map and unmap with it.
 const EMPTY_MAX: usize = 1;
-/// No span.
-const NONE: u32 = u32::MAX;
 
 /// Where an object is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,56 +32,60 @@ pub(crate) struct Place {
     pub(crate) offset: u32,
 }
 
-/// 64 KiB of objects of one size. Free when nothing lives in it.
-#[derive(Clone, Copy)]
-struct Span {
-    /// Objects that live, a bit each.
-    used: [u64; OBJECTS_MAX / 64],
-    live: u16,
-    class: u8,
-    /// Neighbours in the class's list of spans with room.
-    before: u32,
-    after: u32,
+impl Place {
+    /// The span, counted over all segments.
+    fn span(self) -> u32 {
+        self.segment * SPANS + self.offset / SPAN_BYTES
+    }
 }
 
-const FREE_SPAN: Span = Span { used: [0; _], live: 0, class: 0, before: NONE, after: NONE };
-
+/// A segment in use.
 struct Mapped {
     bytes: Segment,
-    spans: Box<[Span; SPANS]>,
+    spans: Box<[Span]>,
     /// Spans that no class has, a bit each.
     free: u32,
+    /// Bytes of live objects, rounded up to their classes.
+    live_bytes: u32,
+    /// Its objects are being moved out: nothing new may come in.
+    closing: bool,
 }
 
 /// The allocator.
 pub(crate) struct Arena {
     classes: Classes,
-    /// By segment number. Numbers are reused, lowest first, so high segments drain.
+    /// By number.
     segments: Vec<Option<Mapped>>,
-    /// Segments with a free span, a bit each.
+    /// Numbers below `segments.len()` that are not in use.
+    vacant: BinaryHeap<Reverse<u32>>,
+    /// Segments in use that have a free span for anyone, a bit each.
     with_free: Vec<u64>,
     /// Segments with nothing but free spans.
     empty: Vec<u32>,
-    /// By class: first of the spans with room.
-    room: Box<[u32]>,
+    /// First spans of the lists of spans with room: [`FILLS`] for each class.
+    lists: Box<[u32]>,
     supply: Supply,
+    evacuation: Evacuation,
     held: u64,
     live_bytes: u64,
+    table_bytes: u64,
 }
 
 impl Arena {
     pub(crate) fn new(supply: Supply) -> Self {
         let classes = Classes::new();
-        let room = vec![NONE; classes.len()].into_boxed_slice();
         Self {
+            lists: vec![NONE; classes.len() * FILLS].into_boxed_slice(),
             classes,
             segments: Vec::new(),
+            vacant: BinaryHeap::new(),
             with_free: Vec::new(),
             empty: Vec::new(),
-            room,
             supply,
+            evacuation: Evacuation::default(),
             held: 0,
             live_bytes: 0,
+            table_bytes: 0,
         }
     }
 
@@ -86,57 +99,85 @@ impl Arena {
         self.held
     }
 
+    /// DRAM taken by held segments and their tables.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        self.held * u64::from(SEGMENT_BYTES) + self.table_bytes
+    }
+
+    /// Bytes of tables, which are beside the segments.
+    pub(crate) fn table_bytes(&self) -> u64 {
+        self.table_bytes
+    }
+
     /// DRAM taken, with segments that are being made ready or given back.
     pub(crate) fn memory_bytes(&self) -> u64 {
-        self.supply.mapped_bytes() + self.held * size_of::<[Span; SPANS]>() as u64
+        self.supply.mapped_bytes() + self.table_bytes
     }
 
     pub(crate) fn supply(&self) -> &Supply {
         &self.supply
     }
 
-    /// Finds room for `len` bytes, with at most `segments_max` segments.
+    /// Finds room for `len` bytes, with at most `segments_max` segments. The owner must be set before anything else is
+    /// done with the arena.
     pub(crate) fn alloc(&mut self, len: usize, segments_max: u64) -> Result<Place, StoreError> {
         let class = self.classes.of(len);
-        let id = match self.room[usize::from(class)] {
-            NONE => self.open_span(class, segments_max)?,
-            id => id,
-        };
-        let shape = self.classes.get(class);
-        let span = self.span_mut(id);
-        let object = span.take();
-        if span.live == shape.objects {
-            self.unlink(id);
-        }
-        self.live_bytes += u64::from(shape.bytes);
-        let start = (id as usize % SPANS * SPAN_BYTES) as u32;
-        Ok(Place { segment: id / SPANS as u32, offset: start + object * u32::from(shape.bytes) })
+        self.alloc_of(class, Some(segments_max)).or_else(|full| self.alloc_above(class, usize::MAX).ok_or(full))
     }
 
-    /// Whether `len` bytes would fit were the object at `place` freed first.
+    /// Better a hole that is too large than none: the smallest one, of `bytes_max` at most.
+    fn alloc_above(&mut self, class: u8, bytes_max: usize) -> Option<Place> {
+        let larger = self.lists[..usize::from(class) * FILLS].iter().rposition(|head| *head != NONE)?;
+        let id = self.lists[larger];
+        let class = self.span_mut(id).class();
+        let bytes = self.classes.get(class).bytes as usize;
+        (bytes <= bytes_max).then(|| self.take(id))
+    }
+
+    /// As [`Arena::alloc`], in a span of this class; `None` for none of a segment that is empty yet.
+    fn alloc_of(&mut self, class: u8, segments_max: Option<u64>) -> Result<Place, StoreError> {
+        let fills = &self.lists[usize::from(class) * FILLS..][..FILLS];
+        let id = match fills.iter().rev().find(|head| **head != NONE) {
+            Some(id) => *id,
+            None => self.open_span(class, segments_max)?,
+        };
+        Ok(self.take(id))
+    }
+
+    /// Takes an object of a span with room.
+    fn take(&mut self, id: u32) -> Place {
+        let (class, object) = self.change(id, |span| (span.class(), span.take()));
+        let bytes = self.classes.get(class).bytes;
+        self.live_bytes += u64::from(bytes);
+        self.mapped_mut(id / SPANS).live_bytes += bytes;
+        Place { segment: id / SPANS, offset: id % SPANS * SPAN_BYTES + object * bytes }
+    }
+
+    /// Says whose object this is.
+    pub(crate) fn set_owner(&mut self, place: Place, owner: Handle) {
+        let (_, object) = self.object(place);
+        self.span_mut(place.span()).set_owner(object, owner);
+    }
+
+    /// Whether `len` bytes would surely fit were the object at `place` freed first.
     pub(crate) fn fits_instead(&self, place: Place, len: usize) -> bool {
-        let span = &self.mapped(place.segment).spans[place.offset as usize / SPAN_BYTES];
-        span.live == 1 || span.class == self.classes.of(len)
+        let mapped = self.mapped(place.segment);
+        let span = &mapped.spans[(place.offset / SPAN_BYTES) as usize];
+        !mapped.closing && (span.live() == 1 || self.classes.get(span.class()).bytes as usize >= len)
     }
 
     /// Frees an object.
     pub(crate) fn free(&mut self, place: Place) {
-        let id = place.segment * SPANS as u32 + place.offset / SPAN_BYTES as u32;
-        let class = self.span_mut(id).class;
-        let shape = self.classes.get(class);
-        let object = place.offset % SPAN_BYTES as u32 / u32::from(shape.bytes);
-        self.live_bytes -= u64::from(shape.bytes);
-        let span = self.span_mut(id);
-        let was_full = span.live == shape.objects;
-        span.put_back(object);
-        match (span.live, was_full) {
-            (0, true) => self.close_span(id),
-            (0, false) => {
-                self.unlink(id);
-                self.close_span(id);
-            }
-            (_, true) => self.link(id, class),
-            (_, false) => {}
+        let (bytes, object) = self.object(place);
+        self.live_bytes -= u64::from(bytes);
+        self.mapped_mut(place.segment).live_bytes -= bytes;
+        self.evacuation.object_freed();
+        let live = self.change(place.span(), |span| {
+            span.put_back(object);
+            span.live()
+        });
+        if live == 0 {
+            self.close_span(place.span());
         }
     }
 
@@ -145,8 +186,16 @@ impl Arena {
         &self.mapped(place.segment).bytes[place.offset as usize..][..usize::from(len)]
     }
 
+    /// As [`Arena::bytes`], to be written.
     pub(crate) fn bytes_mut(&mut self, place: Place, len: u16) -> &mut [u8] {
         &mut self.mapped_mut(place.segment).bytes[place.offset as usize..][..usize::from(len)]
+    }
+
+    /// The bytes an object takes, and its number in its span.
+    fn object(&self, place: Place) -> (u32, u32) {
+        let span = &self.mapped(place.segment).spans[(place.offset / SPAN_BYTES) as usize];
+        let bytes = self.classes.get(span.class()).bytes;
+        (bytes, place.offset % SPAN_BYTES / bytes)
     }
 
     fn mapped(&self, segment: u32) -> &Mapped {
@@ -158,23 +207,38 @@ impl Arena {
     }
 
     fn span_mut(&mut self, id: u32) -> &mut Span {
-        &mut self.mapped_mut(id / SPANS as u32).spans[id as usize % SPANS]
+        &mut self.mapped_mut(id / SPANS).spans[(id % SPANS) as usize]
     }
 
-    fn link(&mut self, id: u32, class: u8) {
-        let head = self.room[usize::from(class)];
-        self.span_mut(id).before = NONE;
-        self.span_mut(id).after = head;
+    /// Changes a span and keeps it in the list where it then belongs.
+    fn change<T>(&mut self, id: u32, change: impl FnOnce(&mut Span) -> T) -> T {
+        let listed = !self.mapped(id / SPANS).closing;
+        let span = self.span_mut(id);
+        let before = span.list();
+        let result = change(span);
+        let after = span.list();
+        if listed && before != after {
+            self.unlink(id, before);
+            self.link(id, after);
+        }
+        result
+    }
+
+    fn link(&mut self, id: u32, list: Option<usize>) {
+        let Some(list) = list else { return };
+        let head = std::mem::replace(&mut self.lists[list], id);
+        let span = self.span_mut(id);
+        (span.before, span.after) = (NONE, head);
         if head != NONE {
             self.span_mut(head).before = id;
         }
-        self.room[usize::from(class)] = id;
     }
 
-    fn unlink(&mut self, id: u32) {
-        let Span { class, before, after, .. } = *self.span_mut(id);
+    fn unlink(&mut self, id: u32, list: Option<usize>) {
+        let Some(list) = list else { return };
+        let Span { before, after, .. } = *self.span_mut(id);
         match before {
-            NONE => self.room[usize::from(class)] = after,
+            NONE => self.lists[list] = after,
             before => self.span_mut(before).after = after,
         }
         if after != NONE {
@@ -182,96 +246,93 @@ impl Arena {
         }
     }
 
-    /// Gives a free span to `class`.
-    fn open_span(&mut self, class: u8, segments_max: u64) -> Result<u32, StoreError> {
-        let word = self.with_free.iter().position(|word| *word != 0);
-        let segment = match word {
-            Some(word) => (word * 64) as u32 + self.with_free[word].trailing_zeros(),
-            None => self.add_segment(segments_max)?,
+    /// Gives a free span to `class`: its caller takes an object at once.
+    fn open_span(&mut self, class: u8, segments_max: Option<u64>) -> Result<u32, StoreError> {
+        let segment = match ((0_u32..).zip(&self.with_free).find(|(_, word)| **word != 0), segments_max) {
+            (Some((at, word)), _) => at * u64::BITS + word.trailing_zeros(),
+            (None, Some(segments_max)) => self.empty.pop().map_or_else(|| self.add_segment(segments_max), Ok)?,
+            (None, None) => return Err(StoreError::Full),
         };
-        let mapped = self.mapped_mut(segment);
-        if mapped.free == ALL_FREE {
-            self.empty.retain(|empty| *empty != segment);
-        }
+        let shape = self.classes.get(class);
         let mapped = self.mapped_mut(segment);
         let at = mapped.free.trailing_zeros();
         mapped.free &= !(1 << at);
-        mapped.spans[at as usize] = Span { class, ..FREE_SPAN };
-        if mapped.free == 0 {
-            self.with_free[segment as usize / 64] &= !(1 << (segment % 64));
-        }
-        let id = segment * SPANS as u32 + at;
-        self.link(id, class);
-        Ok(id)
+        let span = &mut mapped.spans[at as usize];
+        span.open(class, shape);
+        let (table_bytes, with_free) = (span.table_bytes(), mapped.free != 0);
+        self.set_with_free(segment, with_free);
+        self.table_bytes += table_bytes;
+        Ok(segment * SPANS + at)
     }
 
     /// Takes a span without live objects from its class.
     fn close_span(&mut self, id: u32) {
-        let segment = id / SPANS as u32;
+        let segment = id / SPANS;
+        self.table_bytes -= self.span_mut(id).close();
         let mapped = self.mapped_mut(segment);
-        mapped.free |= 1 << (id as usize % SPANS);
+        mapped.free |= 1 << (id % SPANS);
         let empty = mapped.free == ALL_FREE;
-        self.with_free[segment as usize / 64] |= 1 << (segment % 64);
+        if mapped.closing && empty {
+            mapped.closing = false;
+            self.evacuation.done();
+        }
+        let mapped = self.mapped_mut(segment);
+        let with_free = !mapped.closing && !empty;
+        self.set_with_free(segment, with_free);
         if empty {
             self.empty.push(segment);
             self.give_back_empty();
         }
     }
 
+    fn set_with_free(&mut self, segment: u32, with_free: bool) {
+        let word = &mut self.with_free[(segment / u64::BITS) as usize];
+        let bit = 1 << (segment % u64::BITS);
+        *word = if with_free { *word | bit } else { *word & !bit };
+    }
+
     fn add_segment(&mut self, segments_max: u64) -> Result<u32, StoreError> {
+        self.supply.allow(segments_max);
         if self.held >= segments_max {
             return Err(StoreError::Full);
         }
+        // Numbers first: they run out at 2^27 segments, 256 TiB.
+        let next = u32::try_from(self.segments.len()).ok().filter(|next| *next < u32::MAX / SPANS);
+        let segment = self.vacant.peek().map(|lowest| lowest.0).or(next).ok_or(StoreError::Full)?;
         let bytes = self.supply.take().ok_or(StoreError::Full)?;
-        let mapped = Mapped { bytes, spans: Box::new([FREE_SPAN; SPANS]), free: ALL_FREE };
-        let segment = match self.segments.iter().position(Option::is_none) {
-            Some(vacant) => {
-                self.segments[vacant] = Some(mapped);
-                vacant
-            }
-            None => {
-                self.segments.push(Some(mapped));
-                self.segments.len() - 1
-            }
-        };
-        if self.with_free.len() <= segment / 64 {
+        let spans: Box<[Span]> = (0..SPANS).map(|_| Span::free()).collect();
+        self.held += 1;
+        self.table_bytes += size_of_val(&*spans) as u64;
+        let mapped = Some(Mapped { bytes, spans, free: ALL_FREE, live_bytes: 0, closing: false });
+        if self.vacant.pop().is_some() {
+            self.segments[segment as usize] = mapped;
+        } else {
+            self.segments.push(mapped);
+        }
+        if self.with_free.len() <= (segment / u64::BITS) as usize {
             self.with_free.push(0);
         }
-        self.with_free[segment / 64] |= 1 << (segment % 64);
-        self.held += 1;
-        Ok(segment as u32)
+        Ok(segment)
     }
 
-    fn give_back_empty(&mut self) {
-        while self.empty.len() > EMPTY_MAX {
-            let segment = self.empty[self.empty.len() - 1];
-            let Some(mapped) = self.segments[segment as usize].take() else { return };
+    /// Gives empty segments back, as far as the way back has room.
+    pub(crate) fn give_back_empty(&mut self) {
+        while self.empty.len() > EMPTY_MAX
+            && let Some(segment) = self.empty.pop()
+            && let Some(mapped) = self.segments[segment as usize].take()
+        {
+            let table_bytes = size_of_val(&*mapped.spans) as u64;
             if let Err(bytes) = self.supply.give_back(mapped.bytes) {
                 self.segments[segment as usize] = Some(Mapped { bytes, ..mapped });
+                self.empty.push(segment);
                 return;
             }
-            self.empty.pop();
+            self.vacant.push(Reverse(segment));
             self.held -= 1;
-            self.with_free[segment as usize / 64] &= !(1 << (segment % 64));
+            self.table_bytes -= table_bytes;
         }
     }
 }
 
-impl Span {
-    /// Takes the first vacant object of a span with room.
-    fn take(&mut self) -> u32 {
-        let word = self.used.iter().position(|word| *word != u64::MAX).expect("a span with room has a vacant object");
-        let bit = self.used[word].trailing_ones();
-        self.used[word] |= 1 << bit;
-        self.live += 1;
-        word as u32 * 64 + bit
-    }
-
-    fn put_back(&mut self, object: u32) {
-        let bit = 1 << (object % 64);
-        let word = &mut self.used[object as usize / 64];
-        assert!(*word & bit != 0, "objects are freed once");
-        *word &= !bit;
-        self.live -= 1;
-    }
-}
+#[cfg(test)]
+mod tests;

@@ -28,10 +28,7 @@ pub(crate) struct Codec {
 
 impl Codec {
     pub(crate) fn new(compression: Compression) -> Self {
-        Self {
-            table: (compression == Compression::Lz4).then(CompressTable::small),
-            packed: Box::new([0; _]),
-        }
+        Self { table: (compression == Compression::Lz4).then(CompressTable::small), packed: Box::new([0; _]) }
     }
 
     /// The bytes to store for `page`.

@@ -28,20 +28,25 @@ impl Index {
         self.memory_bytes
     }
 
-    /// The first page of this hash (or nearly: half of it is compared) that `is_it` takes.
+    /// Bytes that one more page of this hash would take now: mostly zero, or as much as its table has.
+    pub(crate) fn growth_bytes(&self, hash: u64) -> u64 {
+        let shard = &self.shards[shard_of(hash)];
+        if shard.is_full() { table_bytes(shard.doubled() - shard.table.len()) } else { 0 }
+    }
+
+    /// The first page that `is_it` takes of those that may have this hash: half of it is compared here.
     pub(crate) fn find(&self, hash: u64, mut is_it: impl FnMut(Handle) -> bool) -> Option<Handle> {
         let shard = &self.shards[shard_of(hash)];
-        shard
-            .positions(hash)
-            .map_while(|at| shard.table[at].get())
-            .find_map(|(tag, handle)| (tag == tag_of(hash) && is_it(handle)).then_some(handle))
+        let mut entries = shard.positions(tag_of(hash)).map_while(|at| shard.table[at].handle_of(tag_of(hash)));
+        entries.find_map(|handle| handle.filter(|handle| is_it(*handle)))
     }
 
     /// Adds a page. One hash may have several.
     pub(crate) fn insert(&mut self, hash: u64, handle: Handle) {
         let shard = &mut self.shards[shard_of(hash)];
-        if (shard.len + 1) * 8 > shard.table.len() * 7 {
-            self.memory_bytes += shard.resize((shard.table.len() * 2).max(TABLE_MIN));
+        if shard.is_full() {
+            self.memory_bytes += table_bytes(shard.doubled() - shard.table.len());
+            shard.resize(shard.doubled());
         }
         shard.insert(Entry::new(tag_of(hash), handle));
         shard.len += 1;
@@ -49,16 +54,31 @@ impl Index {
 
     /// Takes a page out that was inserted under this hash.
     pub(crate) fn remove(&mut self, hash: u64, handle: Handle) {
-        self.shards[shard_of(hash)].remove(Entry::new(tag_of(hash), handle));
+        let shard = &mut self.shards[shard_of(hash)];
+        shard.remove(Entry::new(tag_of(hash), handle));
+        // Far below what doubles it, lest it go to and fro.
+        if shard.len * 8 < shard.table.len() && shard.table.len() > TABLE_MIN {
+            self.memory_bytes -= table_bytes(shard.table.len() / 2);
+            shard.resize(shard.table.len() / 2);
+        }
     }
 }
 
-fn shard_of(hash: u64) -> usize {
-    (hash >> (u64::BITS - SHARD_BITS)) as usize
+fn table_bytes(entries: usize) -> u64 {
+    (entries * size_of::<Entry>()) as u64
 }
 
+fn shard_of(hash: u64) -> usize {
+    usize::try_from(hash >> (u64::BITS - SHARD_BITS)).expect("twelve bits")
+}
+
+/// The half that entries keep; of the other, the top chooses the table.
 fn tag_of(hash: u64) -> u32 {
-    (hash & u64::from(u32::MAX)) as u32
+    low(hash)
+}
+
+fn low(bits: u64) -> u32 {
+    u32::try_from(bits & u64::from(u32::MAX)).expect("masked")
 }
 
 /// Half a hash and a handle; zero is empty, as handles are not zero.
@@ -71,11 +91,13 @@ impl Entry {
     }
 
     fn tag(self) -> u32 {
-        (self.0 >> 32) as u32
+        low(self.0 >> 32)
     }
 
-    fn get(self) -> Option<(u32, Handle)> {
-        Handle::from_bits((self.0 & u64::from(u32::MAX)) as u32).map(|handle| (self.tag(), handle))
+    /// `None` ends a search; otherwise the handle, if the tag is this.
+    fn handle_of(self, tag: u32) -> Option<Option<Handle>> {
+        let handle = Handle::from_bits(low(self.0))?;
+        Some((self.tag() == tag).then_some(handle))
     }
 }
 
@@ -87,10 +109,18 @@ struct Shard {
 }
 
 impl Shard {
-    /// Where entries of this hash may be, nearest first.
-    fn positions(&self, hash: u64) -> impl Iterator<Item = usize> + use<> {
-        let size = self.table.len();
-        let home = tag_of(hash) as usize;
+    /// One more would leave less than an eighth empty.
+    fn is_full(&self) -> bool {
+        (self.len + 1) * 8 > self.table.len() * 7
+    }
+
+    fn doubled(&self) -> usize {
+        (self.table.len() * 2).max(TABLE_MIN)
+    }
+
+    /// Where entries of this tag may be, nearest first.
+    fn positions(&self, tag: u32) -> impl Iterator<Item = usize> + use<> {
+        let (size, home) = (self.table.len(), tag as usize);
         (0..size).map(move |step| (home + step) & (size - 1))
     }
 
@@ -128,12 +158,64 @@ impl Shard {
         self.len -= 1;
     }
 
-    /// Returns the bytes by which it grew.
-    fn resize(&mut self, size: usize) -> u64 {
+    fn resize(&mut self, size: usize) {
         let old = std::mem::replace(&mut self.table, vec![Entry::default(); size].into_boxed_slice());
         for entry in old.iter().filter(|entry| **entry != Entry::default()) {
             self.insert(*entry);
         }
-        ((size - old.len()) * size_of::<Entry>()) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn handle(bits: u32) -> Handle {
+        Handle::from_bits(bits).unwrap()
+    }
+
+    /// All of a hash's pages, in any order.
+    fn all(index: &Index, hash: u64) -> Vec<u32> {
+        let mut found = Vec::new();
+        index.find(hash, |handle| {
+            found.push(handle.bits());
+            false
+        });
+        found.sort_unstable();
+        found
+    }
+
+    #[test]
+    fn pages_are_found_until_removed_and_memory_is_returned() {
+        let mut index = Index::new();
+        let empty_bytes = index.memory_bytes();
+        // One table, so that it grows far and entries displace each other; few homes, so that they also wrap around.
+        let hash = |n: u32| u64::from(n % 50 * 0x1001);
+        for n in 1..=4000 {
+            let expected = index.memory_bytes() + index.growth_bytes(hash(n));
+            index.insert(hash(n), handle(n));
+            assert_eq!(index.memory_bytes(), expected);
+        }
+        for n in (1..=4000).filter(|n| n % 3 != 0) {
+            index.remove(hash(n), handle(n));
+        }
+        for n in 1..=50 {
+            let expected: Vec<u32> = (1..=4000).filter(|m| m % 3 == 0 && m % 50 == n % 50).collect();
+            assert_eq!(all(&index, hash(n)), expected);
+        }
+        for n in (1..=4000).filter(|n| n % 3 == 0) {
+            index.remove(hash(n), handle(n));
+        }
+        assert_eq!(index.memory_bytes(), empty_bytes + table_bytes(TABLE_MIN));
+        assert!(all(&index, hash(1)).is_empty());
+    }
+
+    #[test]
+    fn tables_differ_by_the_top_bits() {
+        let mut index = Index::new();
+        for n in 0..1 << SHARD_BITS {
+            index.insert(u64::from(n) << (u64::BITS - SHARD_BITS), handle(n + 1));
+        }
+        assert!(index.shards.iter().all(|shard| shard.len == 1));
     }
 }

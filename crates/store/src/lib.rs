@@ -77,6 +77,10 @@ pub trait Store: Send {
     fn free(&mut self, handle: Handle);
     /// What is kept now.
     fn status(&self) -> Status;
+    /// Housekeeping for idle moments, a few microseconds of it. Returns whether there may be more to do.
+    fn tidy(&mut self) -> bool {
+        false
+    }
 }
 
 /// What a store keeps, in bytes and pages.

@@ -15,10 +15,10 @@ use crate::segment::{Refill, SEGMENT_BYTES, Supply};
 use crate::slots::{Slot, Slots};
 use crate::{Handle, Put, Status, Store, StoreError};
 
-/// References at which a page is not shared with further identical ones but stored again.
-const REFS_MAX: u32 = u32::MAX / 2;
-/// References at which the count is stuck: the page is kept for good, as it is unknown how many there are.
-const REFS_STUCK: u32 = u32::MAX;
+/// Pages moved at a time by [`Store::tidy`]: a few microseconds.
+const TIDY_PAGES: usize = 8;
+/// Room kept under the limit for tables that a segment needs once it fills: 4 bytes for each of its objects.
+const SEGMENT_TABLES_BYTES: u64 = 64 << 10;
 
 /// What a [`Local`] is made with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +60,6 @@ pub struct Local {
     index: Option<Index>,
     arena: Arena,
     references: u64,
-    refs_max: u32,
 }
 
 impl Local {
@@ -71,7 +70,7 @@ impl Local {
     }
 
     fn with_hash(config: Config, hash: PageHash) -> (Self, Refill) {
-        let (supply, refill) = Supply::new(u64::MAX);
+        let (supply, refill) = Supply::new();
         let local = Self {
             config,
             hash,
@@ -80,7 +79,6 @@ impl Local {
             index: config.dedupe.then(Index::new),
             arena: Arena::new(supply),
             references: 0,
-            refs_max: REFS_MAX,
         };
         local.arena.supply().allow(local.segments_max());
         (local, refill)
@@ -100,76 +98,93 @@ impl Local {
         self.slots.memory_bytes() + self.index.as_ref().map_or(0, Index::memory_bytes)
     }
 
-    /// Segments that the limit leaves room for, beside the indices as they are now.
+    /// Segments that the limit leaves room for, beside the tables as they are now.
     fn segments_max(&self) -> u64 {
-        match self.config.size_bytes {
-            Some(size) => size.saturating_sub(self.index_bytes() + self.slots.growth_bytes()) / SEGMENT_BYTES as u64,
-            None => u64::MAX,
-        }
+        let tables_bytes = self.index_bytes() + self.arena.table_bytes() + SEGMENT_TABLES_BYTES;
+        let size_bytes = self.config.size_bytes.unwrap_or(u64::MAX);
+        size_bytes.saturating_sub(tables_bytes) / u64::from(SEGMENT_BYTES)
     }
 
+    /// Whether the limit leaves room for one more page in the tables.
+    fn tables_have_room(&self, hash: u64) -> bool {
+        let Some(size_bytes) = self.config.size_bytes else { return true };
+        let index_growth_bytes = self.index.as_ref().map_or(0, |index| index.growth_bytes(hash));
+        let growth_bytes = self.slots.growth_bytes() + index_growth_bytes;
+        self.arena.held_bytes() + self.index_bytes() + growth_bytes <= size_bytes
+    }
+
+    /// Whether the page behind `handle` is this one.
     fn is_same(&self, handle: Handle, hash: u64, page: &Page) -> bool {
         let slot = self.slots.get(handle);
         slot.hash == hash && same(self.arena.bytes(slot.place, slot.len), page)
     }
 
-    fn find_same(&self, hash: u64, page: &Page) -> Option<Handle> {
-        let Self { index, slots, arena, .. } = self;
-        index.as_ref()?.find(hash, |handle| {
-            let slot = slots.get(handle);
-            slot.hash == hash && slot.refs < self.refs_max && same(arena.bytes(slot.place, slot.len), page)
-        })
+    fn find_twin(&self, hash: u64, page: &Page) -> Option<Handle> {
+        let has_room = |handle| self.slots.get(handle).has_room();
+        self.index.as_ref()?.find(hash, |handle| self.is_same(handle, hash, page) && has_room(handle))
     }
 
-    /// Stores a page that is not there yet.
+    /// Stores a page of which there is no copy to share.
     fn store(&mut self, page: &Page, hash: u64, previous: Option<Handle>) -> Result<Handle, StoreError> {
+        // If no one else refers to the previous copy, its slot is used again, and its bytes may make room.
+        let sole = previous.filter(|previous| self.slots.get(*previous).is_sole());
+        if sole.is_none() && !self.tables_have_room(hash) {
+            return Err(StoreError::Full);
+        }
         let segments_max = self.segments_max();
         let packed = self.codec.pack(page);
-        let len = packed.len() as u16;
-        // Only this page refers to its previous copy, so the slot may stay and the bytes may go first.
-        let sole = previous.filter(|previous| self.slots.get(*previous).refs == 1);
-        let mut dropped = false;
-        let place = match self.arena.alloc(packed.len(), segments_max) {
-            Ok(place) => place,
-            Err(full) => {
-                let old = self.slots.get(sole.ok_or(full)?).place;
-                if !self.arena.fits_instead(old, packed.len()) {
-                    return Err(full);
-                }
+        let len = u16::try_from(packed.len()).expect("at most a page");
+        let mut old_place = sole.map(|sole| self.slots.get(sole).place);
+        let place = match (self.arena.alloc(packed.len(), segments_max), old_place) {
+            (Ok(place), _) => place,
+            (Err(_), Some(old)) if self.arena.fits_instead(old, packed.len()) => {
                 self.arena.free(old);
-                dropped = true;
+                old_place = None;
                 self.arena.alloc(packed.len(), segments_max).expect("room was made")
             }
+            (Err(full), _) => return Err(full),
         };
         self.arena.bytes_mut(place, len).copy_from_slice(packed);
-        let slot = Slot { hash, place, refs: 1, len };
+        let slot = Slot::new(hash, place, len);
         let handle = match sole {
-            Some(handle) => {
-                let old = std::mem::replace(self.slots.get_mut(handle), slot);
-                if !dropped {
-                    self.arena.free(old.place);
-                }
+            Some(sole) => {
+                let old = std::mem::replace(self.slots.get_mut(sole), slot);
                 if let Some(index) = &mut self.index {
-                    index.remove(old.hash, handle);
+                    index.remove(old.hash, sole);
                 }
-                handle
+                sole
             }
-            None => {
-                let Some(handle) = self.slots.insert(slot) else {
+            None => match self.slots.insert(slot) {
+                Some(handle) => handle,
+                None => {
                     self.arena.free(place);
                     return Err(StoreError::Full);
-                };
-                self.references += 1;
-                if let Some(previous) = previous {
-                    self.free(previous);
                 }
-                handle
-            }
+            },
         };
+        self.arena.set_owner(place, handle);
         if let Some(index) = &mut self.index {
             index.insert(hash, handle);
         }
+        match (sole, previous) {
+            (Some(_), _) => old_place.into_iter().for_each(|old| self.arena.free(old)),
+            (None, previous) => {
+                self.references += 1;
+                previous.into_iter().for_each(|previous| self.free(previous));
+            }
+        }
         Ok(handle)
+    }
+
+    /// Moves one page to where it leaves less room unused. Returns whether there may be more to do.
+    fn tidy_page(&mut self) -> bool {
+        let Some((place, owner)) = self.arena.next_to_move() else { return self.arena.is_loose() };
+        let slot = self.slots.get_mut(owner);
+        assert_eq!(slot.place, place, "objects know their owners");
+        if let Some(place) = self.arena.move_out(place, slot.len, owner) {
+            slot.place = place;
+        }
+        true
     }
 }
 
@@ -181,14 +196,21 @@ impl Store for Local {
         {
             return Ok(Put::Unchanged(previous));
         }
-        if let Some(twin) = self.find_same(hash, page) {
+        if let Some(twin) = self.find_twin(hash, page) {
             let twin = self.share(twin);
             if let Some(previous) = previous {
                 self.free(previous);
             }
             return Ok(Put::Stored(twin));
         }
-        self.store(page, hash, previous).map(Put::Stored)
+        let stored = self.store(page, hash, previous);
+        if stored.is_err() {
+            // Whoever comes back finds room sooner.
+            self.tidy();
+        } else if self.arena.is_loose() {
+            self.tidy_page();
+        }
+        stored.map(Put::Stored)
     }
 
     fn get(&mut self, handle: Handle, into: &mut Page) -> Result<(), StoreError> {
@@ -198,28 +220,18 @@ impl Store for Local {
     }
 
     fn share(&mut self, handle: Handle) -> Handle {
-        let slot = self.slots.get_mut(handle);
-        slot.refs = slot.refs.saturating_add(1);
+        self.slots.share(handle);
         self.references += 1;
         handle
     }
 
     fn free(&mut self, handle: Handle) {
         self.references -= 1;
-        let slot = self.slots.get_mut(handle);
-        if slot.refs == REFS_STUCK {
-            return;
-        }
-        slot.refs -= 1;
-        if slot.refs > 0 {
-            return;
-        }
-        slot.refs = 1;
-        let Slot { hash, place, .. } = *slot;
-        self.slots.remove(handle);
-        self.arena.free(place);
-        if let Some(index) = &mut self.index {
-            index.remove(hash, handle);
+        if let Some(slot) = self.slots.release(handle) {
+            self.arena.free(slot.place);
+            if let Some(index) = &mut self.index {
+                index.remove(slot.hash, handle);
+            }
         }
     }
 
@@ -230,35 +242,13 @@ impl Store for Local {
             memory_bytes: self.arena.memory_bytes() + self.index_bytes(),
         }
     }
+
+    fn tidy(&mut self) -> bool {
+        let more = (0..TIDY_PAGES).all(|_| self.tidy_page());
+        self.arena.give_back_empty();
+        more
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use spillway_core::PAGE_BYTES;
-
-    #[test]
-    fn pages_come_back_and_leave_nothing_behind() {
-        let (mut pool, mut refill) = Local::new(Config::default());
-        refill.top_up();
-        let mut handles = Vec::new();
-        for n in 0..2000_u32 {
-            let mut page = [0; PAGE_BYTES];
-            for (at, word) in page.chunks_exact_mut(4).enumerate().take(n as usize % 1024 + 1) {
-                word.copy_from_slice(&(at as u32).wrapping_mul(n).wrapping_mul(2_654_435_761).to_le_bytes());
-            }
-            let Ok(Put::Stored(handle)) = pool.put(&page, None) else { panic!("not stored") };
-            assert_eq!(pool.put(&page, Some(handle)), Ok(Put::Unchanged(handle)));
-            handles.push((page, handle));
-        }
-        for (page, handle) in handles {
-            let mut got = [1; PAGE_BYTES];
-            pool.get(handle, &mut got).unwrap();
-            assert_eq!(got, page);
-            pool.free(handle);
-        }
-        let status = pool.local_status();
-        assert_eq!((status.status.stored_bytes, status.status.stored_compressed_bytes), (0, 0));
-        assert_eq!(status.segments, 1);
-    }
-}
+mod tests;

@@ -188,3 +188,79 @@ fn same_start(a: &[u8; 16], b: &[u8; 16], len: usize) -> bool {
     let differ = u128::from_le_bytes(*a) ^ u128::from_le_bytes(*b);
     differ.trailing_zeros() as usize >= len * 8
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lz4_flex::block::{compress, decompress_into};
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    /// Pages of literals and of repetitions from every distance, near ones more often.
+    fn pages() -> impl Strategy<Value = Page> {
+        let piece = prop_oneof![
+            vec(any::<u8>(), 1..60).prop_map(|bytes| (bytes, 0, 0)),
+            (1..40_usize, 4..80_usize).prop_map(|(distance, len)| (Vec::new(), distance, len)),
+            (1..4096_usize, 4..1000_usize).prop_map(|(distance, len)| (Vec::new(), distance, len)),
+        ];
+        vec(piece, 1..200).prop_map(|pieces| {
+            let mut bytes = Vec::new();
+            for (literals, distance, len) in pieces.iter().cycle() {
+                bytes.extend_from_slice(literals);
+                let start = bytes.len().saturating_sub(*distance);
+                (start..(start + len) * usize::from(start < bytes.len())).for_each(|at| bytes.push(bytes[at]));
+                bytes.push(7);
+                if bytes.len() >= PAGE_BYTES {
+                    break;
+                }
+            }
+            *bytes.first_chunk().unwrap()
+        })
+    }
+
+    /// What `lz4_flex` makes of a block, and what is made of it here.
+    fn assert_agree(block: &[u8]) {
+        let mut theirs = [0; PAGE_BYTES];
+        let mut ours = [0xff; PAGE_BYTES];
+        let decoded = decode(block, &mut ours);
+        assert_eq!(matches!(decompress_into(block, &mut theirs), Ok(PAGE_BYTES)), decoded.is_ok());
+        if decoded.is_ok() {
+            assert!(ours == theirs);
+            assert!(decodes_to(block, &ours));
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn compressed_pages_come_back(page in pages(), at in 0..PAGE_BYTES, bit in 0..8_u32) {
+            let block = compress(&page);
+            assert_agree(&block);
+            let mut other = page;
+            other[at] ^= 1_u8 << bit;
+            prop_assert!(decodes_to(&block, &page));
+            prop_assert!(!decodes_to(&block, &other));
+        }
+
+        #[test]
+        fn damaged_blocks_are_told_as_lz4_flex_tells_them(
+            page in pages(),
+            damages in vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+            cut in 0..3_usize,
+        ) {
+            let mut block = compress(&page);
+            for (at, byte) in damages {
+                let at = at.index(block.len());
+                block[at] = byte;
+            }
+            block.truncate(block.len() - cut);
+            assert_agree(&block);
+        }
+
+        #[test]
+        fn noise_does_no_harm(block in vec(any::<u8>(), 0..200)) {
+            assert_agree(&block);
+        }
+    }
+}

@@ -44,17 +44,21 @@ pub enum UrlError {
 impl fmt::Display for UrlError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoScheme(text) => write!(f, "pool `{text}` has no scheme: the known one is `local:`"),
-            Self::UnknownScheme(scheme) => write!(f, "pool scheme `{scheme}:` is unknown: the known one is `local:`"),
+            Self::NoScheme(text) => {
+                write!(f, "pool `{}` has no scheme: the known one is `local:`", text.escape_debug())
+            }
+            Self::UnknownScheme(scheme) => {
+                write!(f, "pool scheme `{}:` is unknown: the known one is `local:`", scheme.escape_debug())
+            }
             Self::UnexpectedPath(path) => {
-                write!(f, "`local:` takes no path, but `{path}` follows it: parameters start with `?`")
+                write!(f, "`local:` takes no path, but `{}` follows it: parameters start with `?`", path.escape_debug())
             }
             Self::UnknownParameter(name) => {
-                write!(f, "`local:` has no parameter `{name}`: it has `compress`, `dedupe` and `size`")
+                write!(f, "`local:` has no parameter `{}`: it has `compress`, `dedupe` and `size`", name.escape_debug())
             }
             Self::RepeatedParameter(name) => write!(f, "pool parameter `{name}` is given twice: keep one"),
             Self::BadValue { parameter, value, expected } => {
-                write!(f, "pool parameter `{parameter}` cannot be `{value}`: give {expected}")
+                write!(f, "pool parameter `{parameter}` cannot be `{}`: give {expected}", value.escape_debug())
             }
             Self::BadSize(error) => write!(f, "pool parameter `size`: {error}"),
             Self::SizeTooSmall(bytes) => {
@@ -130,5 +134,55 @@ fn parse_size(value: &str) -> Result<u64, UrlError> {
     match parse_bytes(value).map_err(UrlError::BadSize)? {
         bytes if bytes < SIZE_MIN_BYTES => Err(UrlError::SizeTooSmall(bytes)),
         bytes => Ok(bytes),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn local(text: &str) -> Config {
+        match Url::parse(text) {
+            Ok(Url::Local(config)) => config,
+            Err(error) => panic!("{text}: {error}"),
+        }
+    }
+
+    #[test]
+    fn pools_are_read() {
+        let default = Config::default();
+        assert_eq!(local("local:"), default);
+        assert_eq!(local("local:?"), default);
+        assert_eq!(local("local:?compress=lz4&dedupe=1"), default);
+        let other = Config { compression: Compression::None, dedupe: false, size_bytes: Some(3 << 29) };
+        assert_eq!(local("local:?compress=none&dedupe=0&size=1.5GiB"), other);
+        assert_eq!(local("local:?size=8M").size_bytes, Some(SIZE_MIN_BYTES));
+    }
+
+    #[test]
+    fn mistakes_are_named_in_a_line_with_their_remedy() {
+        let mistakes = [
+            ("", "pool `` has no scheme: the known one is `local:`"),
+            ("tcp://a:7070", "pool scheme `tcp:` is unknown: the known one is `local:`"),
+            ("local:x?size=1G", "`local:` takes no path, but `x` follows it: parameters start with `?`"),
+            ("local:?a=1", "`local:` has no parameter `a`: it has `compress`, `dedupe` and `size`"),
+            ("local:?size=1G&size=2G", "pool parameter `size` is given twice: keep one"),
+            ("local:?compress=zstd", "pool parameter `compress` cannot be `zstd`: give `lz4` or `none`"),
+            ("local:?dedupe", "pool parameter `dedupe` cannot be ``: give `0` or `1`"),
+            ("local:?size=1M", "pool parameter `size` is 1048576 bytes: give at least 8M"),
+            (
+                "local:?size=50%",
+                "pool parameter `size`: `50%` is a share: a number of bytes is needed here, such as 512M",
+            ),
+        ];
+        for (text, line) in mistakes {
+            assert_eq!(Url::parse(text).unwrap_err().to_string(), line);
+        }
+    }
+
+    #[test]
+    fn what_users_typed_cannot_break_the_line() {
+        let error = Url::parse("lo\ncal:").unwrap_err().to_string();
+        assert_eq!(error, "pool scheme `lo\\ncal:` is unknown: the known one is `local:`");
     }
 }
