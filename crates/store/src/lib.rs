@@ -120,3 +120,30 @@ pub fn is_zero(page: &Page) -> bool {
     // 256 bytes at a time: wide enough for vector registers, small enough that most other pages are told in one.
     page.as_chunks::<256>().0.iter().all(|chunk| chunk.iter().fold(0, |all, byte| all | byte) == 0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spillway_core::PAGE_BYTES;
+
+    #[test]
+    fn one_bit_makes_a_page_differ_from_zero() {
+        let mut page = [0; PAGE_BYTES];
+        assert!(is_zero(&page));
+        for at in 0..PAGE_BYTES {
+            page[at] = 1 << (at % 8);
+            assert!(!is_zero(&page));
+            page[at] = 0;
+        }
+    }
+
+    #[test]
+    fn handles_survive_as_bits() {
+        assert_eq!(Handle::from_bits(0), None);
+        assert_eq!(Handle::from_bits(1 << HANDLE_BITS), None);
+        for bits in [1, 12345, (1 << HANDLE_BITS) - 1] {
+            assert_eq!(Handle::from_bits(bits).map(Handle::bits), Some(bits));
+        }
+        assert_eq!(size_of::<Option<Handle>>(), 4);
+    }
+}

@@ -121,7 +121,7 @@ impl Local {
 
     fn find_twin(&self, hash: u64, page: &Page) -> Option<Handle> {
         let has_room = |handle| self.slots.get(handle).has_room();
-        self.index.as_ref()?.find(hash, |handle| self.is_same(handle, hash, page) && has_room(handle))
+        self.index.as_ref()?.find(hash, |handle| has_room(handle) && self.is_same(handle, hash, page))
     }
 
     /// Stores a page of which there is no copy to share.
