@@ -87,7 +87,8 @@ def test_again_and_again(spillway, target):
 def test_pause_of_the_adopted_thread(processes, spillway, build):
     """At most 1 ms by the pager's own measure, and a thread that watches the clock bears it out.
 
-    Both include time in which a busy machine runs others, so the best of several adoptions counts.
+    Both include time in which a busy machine runs others, so the best of several adoptions counts, and what the thread
+    sees is compared with what it sees when another command runs.
     """
     program = Program(processes, [build("gap"), 64]).ready()
 
@@ -95,17 +96,20 @@ def test_pause_of_the_adopted_thread(processes, spillway, build):
         os.kill(program.pid, signal.SIGUSR1)
         return float(program.line().split()[1])
 
-    told, seen = [], []
+    told, seen, usual = [], [], []
     for _ in range(8):
+        gap()
+        spillway.ps()
+        usual.append(gap())
         gap()
         attached = spillway.attach(program.pid, "100%")
         seen.append(gap())
         told.append(spillway.find(program.pid)["adopt_pause_us"])
         let_go(attached)
-    print(f"pauses in us: told {told}, seen {seen}")
+    print(f"pauses in us: told {told}, seen {seen}, without adoption {usual}")
     assert all(told), told
     assert sorted(told)[1] <= 1000, told
-    assert sorted(seen)[1] <= 2000, seen
+    assert sorted(seen)[1] <= 1000 + max(usual), (seen, usual)
 
 
 SLEEPS = {
@@ -135,8 +139,9 @@ def test_adopted_while_asleep(processes, spillway, build, kind, threads):
         word, elapsed, result = program.line().split(" ", 2)
         assert word == "SLEPT"
         assert result == SLEEPS[kind], f"{kind}: {result} after {elapsed} ms of {sleep_ms}"
-        # A sleep that began anew would take 500 ms more.
-        assert sleep_ms - 2 <= float(elapsed) <= sleep_ms + 350, f"{kind}: {elapsed} ms instead of {sleep_ms}"
+        # A sleep that began anew would take 500 ms more. A socket's own time-out does: nothing tells what was left of it.
+        anew_ms = asleep_s * 1000 if kind == "recv" else 0
+        assert sleep_ms - 2 <= float(elapsed) <= sleep_ms + anew_ms + 350, f"{kind}: {elapsed} ms instead of {sleep_ms}"
     assert program.line() == "OK"
     let_go(attached)
 

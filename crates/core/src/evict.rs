@@ -89,9 +89,14 @@ impl Pager {
         let mut chunks = 2 * self.table.chunk_slots();
         let mut whose: Option<TargetId> = None;
         let mut last: Option<(Run, Span)> = None;
+        let mut first: Option<PageIndex> = None;
         while left > 0 {
             let before = self.hand;
             let Some(page) = self.table.sweep(&mut self.hand, &mut chunks) else { break };
+            if first == Some(page) {
+                // All the way round: from here on, pages would be chosen twice.
+                break;
+            }
             if let Some((run, region)) = &mut last {
                 let next = run.address.plus_pages(run.pages);
                 if page == run.page.plus(run.pages) && next < region.end && run.pages < BLOCK_PAGES_MAX {
@@ -111,6 +116,7 @@ impl Pager {
                 }
             }
             let region = self.regions.at(target, address).expect("it has an address").span;
+            first = first.or(Some(page));
             runs.extend(last.replace((Run { address, page, pages: 1 }, region)).map(|(run, _)| run));
             left -= 1;
         }

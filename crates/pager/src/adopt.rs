@@ -26,6 +26,7 @@ use crate::sys::clock::now_ns;
 use crate::sys::fd::{Rights, send_fd};
 use crate::sys::process;
 use crate::sys::ptrace::{CallError, Registers, Seized};
+use crate::sys::sched::{Class, Hurried, set_class};
 use crate::sys::uffd::{self, Uffd};
 
 /// The name of the agent's thread and of its memory file: how an adopted process is recognised.
@@ -33,6 +34,8 @@ pub const NAME: &str = "spillway-agent";
 
 const STAGING_BYTES: u64 = BATCH_PAGES as u64 * PAGE_BYTES_U64;
 const SCRATCH_BYTES: u64 = PAGE_BYTES_U64;
+/// The instruction `syscall`.
+const SYSCALL: [u8; 2] = [0x0f, 0x05];
 /// Of the scratch page, what adoption itself does not use.
 const SPARE_OFFSET: u64 = 2048;
 
@@ -120,10 +123,18 @@ pub fn adopt(pid: i32, forked: Option<&Uffd>, kill_on_death: bool) -> Result<(Ag
     })?;
     let explain = |error| explain(pid, error);
 
-    let slept_ns = procfs::asleep_ns(pid, thread);
+    let slept_ns = restart::asleep_ns(pid, thread);
+    // On a busy machine each step of ours would wait for a turn of the target's, and the other way round.
+    let _hurried_ourselves = Hurried::new(0);
+    let hurried = Hurried::new(thread);
     let started = now_ns();
     first.stop().map_err(explain)?;
     let mut saved = first.registers().map_err(explain)?;
+    // An exec since we looked has put something else there, or nothing.
+    let mut there = [0_u8; 2];
+    if process::read_memory(pid, Address(instruction), &mut there).is_err() || there != SYSCALL {
+        return Err(Error::Ended(pid));
+    }
     if saved.cs != 0x33 {
         return Err(Error::Not64Bit(pid));
     }
@@ -135,6 +146,7 @@ pub fn adopt(pid: i32, forked: Option<&Uffd>, kill_on_death: bool) -> Result<(Ag
     // The thread is put back exactly as it was, whatever happened.
     first.set_registers(&saved).and_then(|()| first.set_signal_mask(mask)).map_err(explain)?;
     drop(first);
+    drop(hurried);
     let pause_ns = now_ns() - started;
 
     let (staging, mut helper) = begun.map_err(explain)?;
@@ -285,6 +297,8 @@ impl Setup {
         start.r15 = layout.control.0;
         start.r14 = bits(socket);
         start.r13 = u64::from(kill_on_death);
+        // It inherited the haste of the thread that it came from.
+        let _ = set_class(agent.thread(), Class::Normal);
         agent.set_registers(&start).map_err(explain)
     }
 
@@ -426,7 +440,7 @@ fn syscall_instruction(pid: i32) -> Result<u64, Error> {
         .ok_or_else(|| Error::System { what: "finding the target's vDSO", error: io::ErrorKind::NotFound.into() })?;
     let mut image = vec![0_u8; usize::try_from(vdso.span.pages() * PAGE_BYTES_U64).unwrap_or(0)];
     process::read_memory(pid, vdso.span.start, &mut image).map_err(system("reading the target's vDSO"))?;
-    let offset = image.windows(2).position(|bytes| bytes == [0x0f, 0x05]).ok_or_else(|| Error::System {
+    let offset = image.windows(2).position(|bytes| bytes == SYSCALL).ok_or_else(|| Error::System {
         what: "finding a system call in the target's vDSO",
         error: io::ErrorKind::NotFound.into(),
     })?;

@@ -147,8 +147,7 @@ impl Pager {
         if self.released.load(Relaxed) {
             return false;
         }
-        let managed = self.managed.lock().is_ok_and(|pids| !pids.is_empty())
-            || self.shared.orphans.load(Relaxed) > 0;
+        let managed = self.managed.lock().is_ok_and(|pids| !pids.is_empty()) || self.shared.orphans.load(Relaxed) > 0;
         let alive = |pid| procfs::stat(pid).is_ok_and(|stat| !matches!(stat.state, b'Z' | b'X'));
         match self.parent {
             None => managed || alive(self.root),

@@ -215,24 +215,12 @@ pub fn has_registered_memory(pid: i32) -> bool {
     !mappings_with_flag(pid, &["um"]).is_empty()
 }
 
-/// How long `thread` of `pid` has been off its CPU, as far as the scheduler's statistics tell (`CONFIG_SCHED_DEBUG`);
-/// zero where they do not.
-pub fn asleep_ns(pid: i32, thread: i32) -> u64 {
-    let since = |path: &str| -> Option<f64> {
-        let text = fs::read_to_string(path).ok()?;
-        let line = text.lines().find(|line| line.starts_with("se.exec_start"))?;
-        line.rsplit(':').next()?.trim().parse().ok()
-    };
-    let then = since(&format!("/proc/{pid}/task/{thread}/sched"));
-    let now = since("/proc/thread-self/sched");
-    match (then, now) {
-        // Milliseconds with a fraction.
-        (Some(then), Some(now)) if now > then => std::time::Duration::from_secs_f64((now - then) / 1e3)
-            .as_nanos()
-            .try_into()
-            .unwrap_or(u64::MAX),
-        _ => 0,
-    }
+/// When `thread` of `pid` was last on its CPU, in milliseconds of that CPU's own clock (`CONFIG_SCHED_DEBUG`); none where
+/// the kernel does not tell. Clocks of different CPUs do not compare.
+pub fn last_ran_ms(pid: i32, thread: i32) -> Option<f64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/task/{thread}/sched")).ok()?;
+    let line = text.lines().find(|line| line.starts_with("se.exec_start"))?;
+    line.rsplit(':').next()?.trim().parse().ok()
 }
 
 /// Private pages of `pid`: what would be freed if it ended now. Walks its page tables: not for every day.

@@ -4,11 +4,14 @@
 //! instead (signal(7)), which it would not have seen without us. Their registers are set so that the call is made again,
 //! with what is left of its time where a register or a copy can say so.
 
+use std::time::Duration;
+
 use spillway_core::Address;
 
 use crate::procfs;
 use crate::sys::process;
 use crate::sys::ptrace::Registers;
+use crate::sys::sched::{Cpus, thread_id};
 
 /// Where such a call has its time-out.
 enum TimeOut {
@@ -40,6 +43,30 @@ fn time_out(call: i64) -> Option<TimeOut> {
         | libc::SYS_read
         | libc::SYS_write => Some(TimeOut::None),
         _ => None,
+    }
+}
+
+/// How long `thread` of `pid` has been asleep; zero where the kernel does not tell. Takes the calling thread to the CPU
+/// on which the other last ran, because only that CPU's clock compares.
+pub fn asleep_ns(pid: i32, thread: i32) -> u64 {
+    let Ok(stat) = procfs::thread_stat(pid, thread) else { return 0 };
+    if stat.state == b'R' {
+        return 0;
+    }
+    let Ok(allowed) = Cpus::of(0) else { return 0 };
+    if Cpus::one(stat.cpu).confine(0).is_err() {
+        return 0;
+    }
+    // The clock is read when a thread comes to its CPU: leave it for a moment.
+    std::thread::sleep(Duration::from_micros(50));
+    let now = procfs::last_ran_ms(std::process::id().cast_signed(), thread_id());
+    // A failure leaves us where we are, which is slower and not wrong.
+    let _ = allowed.confine(0);
+    match (procfs::last_ran_ms(pid, thread), now) {
+        (Some(then), Some(now)) if now > then => {
+            u64::try_from(Duration::from_secs_f64((now - then) / 1e3).as_nanos()).unwrap_or(u64::MAX)
+        }
+        _ => 0,
     }
 }
 
@@ -89,9 +116,7 @@ fn shorten(pid: i32, argument: &mut u64, slept_ns: u64, spare: Option<Address>) 
 }
 
 fn has_signal(thread: i32) -> bool {
-    let set = |name| {
-        procfs::status_field(thread, name).and_then(|set| u64::from_str_radix(&set, 16).ok()).unwrap_or(0)
-    };
+    let set = |name| procfs::status_field(thread, name).and_then(|set| u64::from_str_radix(&set, 16).ok()).unwrap_or(0);
     (set("SigPnd") | set("ShdPnd")) & !set("SigBlk") != 0
 }
 

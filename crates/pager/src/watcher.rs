@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use spillway_core::{PAGE_BYTES_U64, Span, TargetId};
 
-use crate::adopt::{self, Agent};
+use crate::adopt;
 use crate::driver::{Command, Homeward, Report};
 use crate::error::Error;
 use crate::placement;
@@ -30,8 +30,12 @@ use crate::{Local, OnPagerDeath};
 const LOOK_SOONEST: Duration = Duration::from_millis(1);
 /// The longest, while nothing changes.
 const LOOK_LATEST: Duration = Duration::from_millis(20);
-/// How often the process tree is walked.
+/// How often the process tree is walked,
 const TREE_EVERY: Duration = Duration::from_millis(10);
+/// and how often when it has just changed.
+const YOUNG_TREE_EVERY: Duration = Duration::from_millis(2);
+/// How long a tree counts as just changed.
+const TREE_YOUNG_FOR: Duration = Duration::from_millis(500);
 /// How often mappings are read even when nothing seems to have changed.
 const MAPS_EVERY: Duration = Duration::from_secs(1);
 /// Reading mappings may take this share of the watcher's time: one part in twenty.
@@ -51,11 +55,11 @@ const RESCUE_FOR_NS: u64 = 1_000_000_000;
 const REAP_WITHIN: Duration = Duration::from_millis(100);
 /// A forked child that lives longer gets an agent, which keeps its userfaultfd open should this pager die. Most forked
 /// children call exec at once and are never worth it.
-const KEEP_AFTER: Duration = Duration::from_millis(50);
+const KEEP_AFTER: Duration = Duration::from_millis(10);
 /// Measuring private memory may take this share of the time: one part in fifty.
 const PRIVATE_SHARE: u32 = 50;
 /// And comes no sooner than this.
-const PRIVATE_SOONEST: Duration = Duration::from_millis(100);
+const PRIVATE_SOONEST: Duration = Duration::from_millis(20);
 
 /// What other threads ask of the watcher.
 pub enum Request {
@@ -133,6 +137,7 @@ pub struct Watcher {
     uffds: Vec<(TargetId, Uffd)>,
     removals: Removals,
     tree_at: Option<Instant>,
+    tree_changed_at: Option<Instant>,
     stalled: Option<(u64, Instant)>,
     maps_rest_until: Option<Instant>,
     ended: bool,
@@ -166,6 +171,7 @@ impl Watcher {
             uffds: Vec::new(),
             removals: Removals::default(),
             tree_at: None,
+            tree_changed_at: None,
             stalled: None,
             maps_rest_until: None,
             ended: false,
@@ -218,7 +224,14 @@ impl Watcher {
             }
             Report::Forked { parent, child, uffd } => {
                 self.tree_at = None;
-                self.orphans.push(Orphan { target: child, parent, uffd, pid: None, since: Instant::now(), refused: false });
+                self.orphans.push(Orphan {
+                    target: child,
+                    parent,
+                    uffd,
+                    pid: None,
+                    since: Instant::now(),
+                    refused: false,
+                });
                 self.tell_managed();
             }
             Report::Thread(target, thread) => {
@@ -278,7 +291,9 @@ impl Watcher {
     /// One look at everything; returns how long until the next.
     fn look(&mut self) -> Duration {
         let now = Instant::now();
-        if self.tree_at.is_none_or(|at| now - at >= TREE_EVERY) {
+        let young = self.tree_changed_at.is_some_and(|at| now - at < TREE_YOUNG_FOR);
+        let tree_every = if young { YOUNG_TREE_EVERY } else { TREE_EVERY };
+        if self.tree_at.is_none_or(|at| now - at >= tree_every) {
             self.tree_at = Some(now);
             self.walk_tree();
             self.bury_orphans();
@@ -335,7 +350,8 @@ impl Watcher {
         let managed = self.processes.values().any(|process| process.target.is_some());
         let pages = if managed { budget_room.max(GROWTH_PAGES) } else { room };
         let reach = Duration::from_micros(pages * 1_000_000 / TOUCH_PAGES_PER_S / 2);
-        reach.clamp(LOOK_SOONEST, LOOK_LATEST)
+        let young = self.tree_changed_at.is_some_and(|at| at.elapsed() < TREE_YOUNG_FOR);
+        reach.clamp(LOOK_SOONEST, if young { YOUNG_TREE_EVERY } else { LOOK_LATEST })
     }
 
     /// Unmanaged pages that the tree may have before its larger processes are adopted: half of a fixed budget, so that
@@ -503,6 +519,9 @@ impl Watcher {
             if matches!(stat.state, b'Z' | b'X') {
                 continue;
             }
+            if !self.processes.contains_key(&pid) {
+                self.tree_changed_at = Some(Instant::now());
+            }
             let known = self.processes.entry(pid).or_insert_with(|| Process::new(stat.started));
             if known.started != stat.started {
                 // Another process under the same number, and none of ours unless its parent is.
@@ -606,8 +625,12 @@ impl Watcher {
                     return;
                 }
                 Homeward::Done(agents) => {
-                    let left =
-                        agents.into_iter().map(Agent::leave).filter(|left| !matches!(left, Err(Error::Ended(_))));
+                    let processes = &mut self.processes;
+                    let left = agents.into_iter().map(|mut agent| {
+                        agent.seized = processes.get_mut(&agent.pid).and_then(|process| process.seized.take());
+                        agent.leave()
+                    });
+                    let left = left.filter(|left| !matches!(left, Err(Error::Ended(_))));
                     let result = left.collect::<Result<(), Error>>();
                     self.ended = true;
                     self.processes.clear();

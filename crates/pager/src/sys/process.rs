@@ -75,9 +75,3 @@ fn complete(done: isize, wanted: usize) -> io::Result<()> {
     let done = checked(done as libc::c_long)?;
     if usize::try_from(done) == Ok(wanted) { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
 }
-
-/// Sends `signal` to thread `thread` of `pid`.
-pub fn kill(pid: i32, signal: i32) {
-    // SAFETY: no pointers. A process that is gone needs no signal.
-    unsafe { libc::kill(pid, signal) };
-}

@@ -27,7 +27,12 @@ pub type Registers = libc::user_regs_struct;
 pub struct Seized {
     thread: i32,
     stopped: bool,
+    /// It has ended, and its end was taken note of.
+    reaped: bool,
 }
+
+/// How long a thread that is being killed may take to end.
+const END_DEADLINE_NS: u64 = 100_000_000;
 
 /// Why a call in a target did not happen.
 #[derive(Debug)]
@@ -62,7 +67,7 @@ impl Seized {
     pub fn new(thread: i32, suspend_seccomp: bool) -> io::Result<Self> {
         let options = TRACE_CLONE | if suspend_seccomp { SUSPEND_SECCOMP } else { 0 };
         request(libc::PTRACE_SEIZE, thread, 0, options)?;
-        Ok(Self { thread, stopped: false })
+        Ok(Self { thread, stopped: false, reaped: false })
     }
 
     /// Its thread id.
@@ -76,25 +81,31 @@ impl Seized {
     /// When it ended or did not stop in time.
     pub fn stop(&mut self) -> Result<(), CallError> {
         request(libc::PTRACE_INTERRUPT, self.thread, 0, 0)?;
-        self.wait_stop()?;
+        self.wait_stop(Some(now_ns() + STOP_DEADLINE_NS))?;
         Ok(())
     }
 
     /// Waits for its next stop; returns the ptrace event in it (zero for a plain trap) and its signal.
-    fn wait_stop(&mut self) -> Result<(i32, i32), CallError> {
-        let deadline = now_ns() + STOP_DEADLINE_NS;
+    fn wait_stop(&mut self, deadline_ns: Option<u64>) -> Result<(i32, i32), CallError> {
         loop {
             let mut status = 0;
+            let flags = libc::__WALL | if deadline_ns.is_some() { libc::WNOHANG } else { 0 };
             // SAFETY: `status` is writable.
-            match unsafe { libc::waitpid(self.thread, &raw mut status, libc::__WALL | libc::WNOHANG) } {
-                0 if now_ns() > deadline => return Err(CallError::Stuck),
-                0 => std::thread::yield_now(),
-                -1 => return Err(io::Error::last_os_error().into()),
+            match unsafe { libc::waitpid(self.thread, &raw mut status, flags) } {
+                0 if deadline_ns.is_some_and(|deadline| now_ns() > deadline) => return Err(CallError::Stuck),
+                0 => std::thread::sleep(std::time::Duration::from_micros(5)),
+                -1 => match io::Error::last_os_error() {
+                    error if error.raw_os_error() == Some(libc::EINTR) => {}
+                    error => return Err(error.into()),
+                },
                 _ if libc::WIFSTOPPED(status) => {
                     self.stopped = true;
                     return Ok((status >> 16, libc::WSTOPSIG(status)));
                 }
-                _ => return Err(CallError::Ended),
+                _ => {
+                    (self.stopped, self.reaped) = (false, true);
+                    return Err(CallError::Ended);
+                }
             }
         }
     }
@@ -108,7 +119,10 @@ impl Seized {
             0 => true,
             -1 => false,
             _ if libc::WIFSTOPPED(status) => request(libc::PTRACE_CONT, self.thread, 0, 0).is_ok(),
-            _ => false,
+            _ => {
+                self.reaped = true;
+                false
+            }
         }
     }
 
@@ -172,12 +186,12 @@ impl Seized {
         loop {
             request(libc::PTRACE_SINGLESTEP, self.thread, 0, deliver)?;
             deliver = 0;
-            match self.wait_stop()? {
+            match self.wait_stop(None)? {
                 (EVENT_CLONE, _) => {
                     let mut thread = 0_u64;
                     request(libc::PTRACE_GETEVENTMSG, self.thread, 0, &raw mut thread as usize)?;
                     let thread = i32::try_from(thread).map_err(|_| CallError::Ended)?;
-                    created = Some(Self { thread, stopped: false });
+                    created = Some(Self { thread, stopped: false, reaped: false });
                 }
                 // The process was stopped as a whole; the step has not happened yet.
                 (EVENT_STOP, _) => {}
@@ -202,7 +216,7 @@ impl Seized {
     /// # Errors
     /// When it ended.
     pub fn await_first_stop(&mut self) -> Result<(), CallError> {
-        self.wait_stop().map(|_| ())
+        self.wait_stop(None).map(|_| ())
     }
 
     /// Lets it run on, still seized.
@@ -221,10 +235,7 @@ impl Seized {
     /// When ptrace refuses.
     pub fn exit(mut self, registers: &Registers, instruction: u64) -> Result<(), CallError> {
         match self.call(registers, instruction, libc::SYS_exit, [0; 6]) {
-            Err(CallError::Ended) | Ok(_) => {
-                self.stopped = false;
-                Ok(())
-            }
+            Err(CallError::Ended) | Ok(_) => Ok(()),
             Err(error) => Err(error),
         }
     }
@@ -232,9 +243,13 @@ impl Seized {
 
 impl Drop for Seized {
     fn drop(&mut self) {
-        if self.stopped {
-            // A failure means that it is gone.
-            let _ = request(libc::PTRACE_DETACH, self.thread, 0, 0);
+        if self.reaped || (self.stopped && request(libc::PTRACE_DETACH, self.thread, 0, 0).is_ok()) {
+            return;
+        }
+        // It is dying: unless its end is taken note of, its process can neither end nor exec.
+        let deadline_ns = now_ns() + END_DEADLINE_NS;
+        while self.tend() && now_ns() < deadline_ns {
+            std::thread::sleep(std::time::Duration::from_micros(20));
         }
     }
 }

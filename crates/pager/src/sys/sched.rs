@@ -35,6 +35,55 @@ pub fn set_class(thread: i32, class: Class) -> io::Result<()> {
     Ok(())
 }
 
+/// How a thread is scheduled, to be given back to it as it was: `struct sched_attr` of its first version.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Attributes {
+    size: u32,
+    policy: u32,
+    flags: u64,
+    nice: i32,
+    priority: u32,
+    runtime: u64,
+    deadline: u64,
+    period: u64,
+}
+
+const _: () = assert!(size_of::<Attributes>() == 48);
+
+/// A thread that runs before all ordinary ones for as long as this lives.
+#[derive(Debug)]
+pub struct Hurried {
+    thread: i32,
+    before: Attributes,
+}
+
+impl Hurried {
+    /// Hurries `thread` (0: the calling one); none without `CAP_SYS_NICE`, or where it is a real-time thread already.
+    pub fn new(thread: i32) -> Option<Self> {
+        let mut before = Attributes::default();
+        let bytes = size_of::<Attributes>();
+        // SAFETY: the structure is writable for the size given.
+        let answer = unsafe { libc::syscall(libc::SYS_sched_getattr, thread, &raw mut before, bytes, 0) };
+        checked(answer).ok()?;
+        let ordinary = [libc::SCHED_OTHER, libc::SCHED_BATCH, libc::SCHED_IDLE].map(i32::cast_unsigned);
+        if !ordinary.contains(&before.policy) {
+            return None;
+        }
+        let parameter = libc::sched_param { sched_priority: 1 };
+        // SAFETY: `parameter` outlives the call.
+        checked(unsafe { libc::sched_setscheduler(thread, libc::SCHED_FIFO, &raw const parameter) }.into()).ok()?;
+        Some(Self { thread, before })
+    }
+}
+
+impl Drop for Hurried {
+    fn drop(&mut self) {
+        // SAFETY: the structure is what the kernel gave; a thread that has ended needs nothing back.
+        unsafe { libc::syscall(libc::SYS_sched_setattr, self.thread, &raw const self.before, 0) };
+    }
+}
+
 /// Sets the niceness of the calling thread.
 ///
 /// # Errors
