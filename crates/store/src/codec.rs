@@ -10,6 +10,9 @@ use crate::lz4::{self, Undecodable};
 /// Compressed pages larger than this are kept as they are: an eighth saved is not worth the decoding on every fetch.
 const PACKED_MAX_BYTES: usize = PAGE_BYTES / 8 * 7;
 
+/// What compression may need on the way.
+const PACKED_ROOM_BYTES: usize = get_maximum_output_size(PAGE_BYTES);
+
 /// How pages are kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Compression {
@@ -23,12 +26,15 @@ pub enum Compression {
 /// Turns pages into stored bytes, with tables that are reused so that nothing is allocated for a page.
 pub(crate) struct Codec {
     table: Option<CompressTable>,
-    packed: Box<[u8; get_maximum_output_size(PAGE_BYTES)]>,
+    packed: Box<[u8; PACKED_ROOM_BYTES]>,
 }
 
 impl Codec {
     pub(crate) fn new(compression: Compression) -> Self {
-        Self { table: (compression == Compression::Lz4).then(CompressTable::small), packed: Box::new([0; _]) }
+        Self {
+            table: (compression == Compression::Lz4).then(CompressTable::small),
+            packed: Box::new([0; PACKED_ROOM_BYTES]),
+        }
     }
 
     /// The bytes to store for `page`.

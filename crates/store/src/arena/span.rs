@@ -5,13 +5,15 @@ use crate::classes::{Class, OBJECTS_MAX};
 
 /// Lists of spans with room that each class has, by how many quarters are full.
 pub(super) const FILLS: usize = 4;
+/// Words of a bit for each object.
+const WORDS: usize = OBJECTS_MAX / 64;
 /// No span.
 pub(super) const NONE: u32 = u32::MAX;
 
 /// 64 KiB of objects of one class. Free when nothing lives in it.
 pub(super) struct Span {
     /// Objects that live, a bit each.
-    used: [u64; OBJECTS_MAX / 64],
+    used: [u64; WORDS],
     /// By object: the handle of the page, so that an object can be moved.
     owners: Box<[u32]>,
     live: u16,
@@ -24,7 +26,7 @@ pub(super) struct Span {
 impl Span {
     /// A span that no class has.
     pub(super) fn free() -> Self {
-        Self { used: [0; _], owners: Box::default(), live: 0, class: 0, before: NONE, after: NONE }
+        Self { used: [0; WORDS], owners: Box::default(), live: 0, class: 0, before: NONE, after: NONE }
     }
 
     /// Gives a free span to a class.
