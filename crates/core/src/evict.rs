@@ -68,9 +68,13 @@ impl Pager {
     /// How many pages to capture now so that enough will be free for the next burst of faults; zero when enough are.
     /// Goes for twice the reserve, so that captures come in batches.
     pub fn wanted_captures(&self) -> u64 {
+        if self.store_full {
+            // One page is enough to ask with whether it takes pages again.
+            return u64::from(self.inactive.is_empty() && self.local_pages() > self.budget_pages());
+        }
         let coming = self.free_pages().saturating_add(self.due_writes());
         let over = self.local_pages().saturating_sub(self.budget_pages().saturating_add(self.due_writes()));
-        if self.store_full || (coming >= self.reserve_pages() && over == 0) {
+        if coming >= self.reserve_pages() && over == 0 {
             return 0;
         }
         (2 * self.reserve_pages()).saturating_sub(coming) + over
@@ -162,7 +166,7 @@ impl Pager {
 
     /// The next page to hand to the store; none while few enough wait in buffers. `all` empties the buffers.
     pub fn next_write(&mut self, all: bool) -> Option<Write> {
-        let kept = if all { 0 } else { self.inactive_pages_kept() };
+        let kept = if all || self.store_full { 0 } else { self.inactive_pages_kept() };
         while self.inactive.len() as u64 > kept || self.inactive.len() * 2 > self.inactive.capacity() {
             let page = self.inactive.pop_front()?;
             let entry = self.table.get(page);

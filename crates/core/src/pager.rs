@@ -128,6 +128,16 @@ pub enum Served {
     Later,
 }
 
+/// What is left of a stream's block: pages `next` to `end` from `page` on.
+#[derive(Clone, Copy, Debug)]
+struct Ahead {
+    address: Address,
+    page: PageIndex,
+    next: u64,
+    end: u64,
+    room: u64,
+}
+
 /// Sizes that a pager is made with.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
@@ -144,6 +154,7 @@ pub struct Pager {
     pub(crate) streams: Vec<Streams>,
     pub(crate) hand: Hand,
     home_hand: Hand,
+    ahead: Ahead,
     pub(crate) free_buffers: Vec<BufferIndex>,
     pub(crate) inactive: VecDeque<PageIndex>,
     pub(crate) released: Vec<HandleBits>,
@@ -166,6 +177,7 @@ impl Pager {
             streams: Vec::new(),
             hand: Hand::default(),
             home_hand: Hand::default(),
+            ahead: Ahead { address: Address(0), page: PageIndex(0), next: 0, end: 0, room: 0 },
             free_buffers: (0..config.buffers).rev().map(BufferIndex).collect(),
             // Twice the buffers: a page that was stolen or removed leaves its place in the queue behind.
             inactive: VecDeque::with_capacity(2 * buffers),
@@ -283,6 +295,7 @@ impl Pager {
     /// What to do about a fault at `address`.
     pub fn fault(&mut self, target: TargetId, address: Address) -> Plan {
         let address = address.page();
+        self.ahead.end = 0;
         let Some(region) = self.regions.at(target, address) else {
             return Plan::Zero { address, pages: 1, page: None };
         };
@@ -300,12 +313,13 @@ impl Pager {
             State::Untouched | State::Remote => {
                 let most = region.span.end.pages_since(address).min(room);
                 let wanted = self.streams[target.0 as usize].suggest(page).min(most);
-                let alike = (1..wanted).find(|&i| self.table.get(page.plus(i)).state() != state).unwrap_or(wanted);
-                self.streams[target.0 as usize].moved(page, alike);
+                let alike = self.alike(page, wanted);
                 if state == State::Untouched {
+                    self.streams[target.0 as usize].moved(page, alike);
                     Plan::Zero { address, pages: alike, page: Some(page) }
                 } else {
                     (0..alike).for_each(|i| self.step(page.plus(i), Step::Fetch));
+                    self.ahead = Ahead { address, page, next: alike, end: wanted, room: room - alike };
                     Plan::Fetch { address, page, pages: alike }
                 }
             }
@@ -315,6 +329,27 @@ impl Pager {
                 )
             }
         }
+    }
+
+    /// What else to fetch for the stream of the fault that [`Pager::fault`] was last asked about: the next remote pages
+    /// of its block, behind pages that are in the target already. None when there are no more.
+    pub fn ahead(&mut self) -> Option<Plan> {
+        let Ahead { address, page, next, end, room } = self.ahead;
+        let from = (next..end).find(|&i| self.table.get(page.plus(i)).state() == State::Remote)?;
+        let pages = self.alike(page.plus(from), (end - from).min(room));
+        if pages == 0 {
+            return None;
+        }
+        self.ahead.next = from + pages;
+        self.ahead.room -= pages;
+        (from..from + pages).for_each(|i| self.step(page.plus(i), Step::Fetch));
+        Some(Plan::Fetch { address: address.plus_pages(from), page: page.plus(from), pages })
+    }
+
+    /// Of `most` pages from `page` on, how many are in its state.
+    fn alike(&self, page: PageIndex, most: u64) -> u64 {
+        let state = self.table.get(page).state();
+        (0..most).find(|&i| self.table.get(page.plus(i)).state() != state).unwrap_or(most)
     }
 
     /// Up to `most` pages that are not in their targets, and where they belong; none when a whole pass found none. The
@@ -331,18 +366,41 @@ impl Pager {
         }
     }
 
-    /// The outcome of carrying out `plan`.
+    /// The outcome of carrying out `plan`, the answer to a fault.
     pub fn installed(&mut self, plan: Plan, outcome: Outcome) -> Served {
+        if plan == Plan::NoRoom {
+            return Served::Later;
+        }
+        self.arrived(plan, outcome);
+        match outcome {
+            Outcome { done: 0, stop: Some(Stop::Changing | Stop::NoMemory) } => return Served::Later,
+            Outcome { done: 0, stop: Some(Stop::Exists | Stop::Gone) } => {
+                self.counters.faults += 1;
+                return Served::Wake;
+            }
+            _ => {}
+        }
+        self.counters.faults += 1;
+        Served::Yes
+    }
+
+    /// The outcome of carrying out `plan`, which [`Pager::ahead`] gave: no fault waits for it.
+    pub fn installed_ahead(&mut self, plan: Plan, outcome: Outcome) {
+        self.arrived(plan, outcome);
+    }
+
+    fn arrived(&mut self, plan: Plan, outcome: Outcome) {
+        let exists = outcome.done == 0 && outcome.stop == Some(Stop::Exists);
         match plan {
             Plan::Zero { page: Some(page), .. } => {
                 (0..outcome.done).for_each(|i| self.step(page.plus(i), Step::Fill));
                 self.counters.zero_fills += outcome.done;
-                if outcome.done == 0 && outcome.stop == Some(Stop::Exists) {
+                if exists {
                     self.step(page, Step::Find);
                 }
             }
             Plan::Buffer { page, .. } => {
-                if outcome.done == 1 || outcome.stop == Some(Stop::Exists) {
+                if outcome.done == 1 || exists {
                     self.step(page, Step::Refault);
                     self.table.update(page, Entry::set_referenced);
                     self.counters.refaults += 1;
@@ -350,27 +408,14 @@ impl Pager {
             }
             Plan::Fetch { page, pages, .. } => {
                 // A page that is there although the table says remote is the live one; the store's is then an old copy.
-                let exists = u64::from(outcome.done == 0 && outcome.stop == Some(Stop::Exists));
-                let arrived = outcome.done.max(exists);
+                let arrived = outcome.done.max(u64::from(exists));
                 (0..arrived).for_each(|i| self.step(page.plus(i), Step::Install));
                 (arrived..pages).for_each(|i| self.step(page.plus(i), Step::PutBack));
                 self.counters.fetched_pages += outcome.done;
             }
-            Plan::Zero { page: None, .. } | Plan::Lost { .. } => {}
-            Plan::NoRoom => return Served::Later,
+            Plan::Zero { page: None, .. } | Plan::Lost { .. } | Plan::NoRoom => {}
         }
         self.note_local();
-        match outcome {
-            Outcome { done: 1.., .. } => {}
-            Outcome { stop: Some(Stop::Changing | Stop::NoMemory), .. } => return Served::Later,
-            Outcome { stop: Some(Stop::Exists | Stop::Gone), .. } => {
-                self.counters.faults += 1;
-                return Served::Wake;
-            }
-            Outcome { stop: None, .. } => {}
-        }
-        self.counters.faults += 1;
-        Served::Yes
     }
 
     /// The store could not give the page that `plan`, a fetch, asked for first (`within` pages into it). The pages

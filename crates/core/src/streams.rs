@@ -1,7 +1,8 @@
 //! Sequential streams of faults, and how many pages to move for the next one.
 //!
 //! A fault that continues a stream doubles its stride, up to a block of [`BLOCK_PAGES_MAX`]; any other fault moves one
-//! page and may start a stream. Random access therefore never moves more than it asked for.
+//! page and may start a stream. Random access therefore hardly ever moves more than it asked for. A stream may skip pages
+//! that are in the target already: those raise no faults.
 
 use crate::units::PageIndex;
 
@@ -31,7 +32,8 @@ impl Default for Streams {
 impl Streams {
     /// How many pages from `page` on the stream of this fault suggests: 1 when it belongs to none.
     pub fn suggest(&mut self, page: PageIndex) -> u64 {
-        let found = self.0.iter().position(|stream| stream.next == page);
+        let continues = |stream: &Stream| page.0.wrapping_sub(stream.next.0) < BLOCK_PAGES_MAX;
+        let found = self.0.iter().position(continues);
         let position = found.unwrap_or(STREAMS - 1);
         let pages = found.map_or(1, |at| (self.0[at].pages * 2).min(BLOCK_PAGES_MAX));
         self.0[..=position].rotate_right(1);
@@ -80,8 +82,16 @@ mod tests {
         let mut x = 1_u64;
         for _ in 0..1000 {
             x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            assert_eq!(streams.suggest(PageIndex(x >> 20)), 1);
+            assert_eq!(streams.suggest(PageIndex(x >> 20)), 1, "2^44 pages: no two fall into one block");
         }
+    }
+
+    #[test]
+    fn pages_that_are_there_already_do_not_break_a_stream() {
+        let mut streams = Streams::default();
+        streams.suggest(PageIndex(100));
+        assert_eq!(streams.suggest(PageIndex(105)), 2);
+        assert_eq!(streams.suggest(PageIndex(107 + BLOCK_PAGES_MAX)), 1, "too far");
     }
 
     #[test]

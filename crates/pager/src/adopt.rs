@@ -111,7 +111,7 @@ pub fn adopt(pid: i32, forked: Option<&Uffd>, kill_on_death: bool) -> Result<(Ag
     examine(pid)?;
     let filtered = procfs::status_field(pid, "Seccomp").is_some_and(|mode| mode != "0");
     // A program may put a filter on all of its threads at any time later (SECCOMP_FILTER_FLAG_TSYNC), ours among them.
-    let seccomp = has_admin();
+    let seccomp = keeps_seized();
     if filtered && !seccomp {
         return Err(Error::Seccomp(pid));
     }
@@ -423,7 +423,8 @@ fn explain(pid: i32, error: CallError) -> Error {
     }
 }
 
-fn has_admin() -> bool {
+/// Whether agents are kept seized, out of reach of seccomp filters: that takes `CAP_SYS_ADMIN`.
+pub fn keeps_seized() -> bool {
     const CAP_SYS_ADMIN: u32 = 21;
     procfs::status_field(std::process::id().cast_signed(), "CapEff")
         .and_then(|set| u64::from_str_radix(&set, 16).ok())

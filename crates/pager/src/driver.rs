@@ -196,6 +196,8 @@ pub struct Driver {
     placement: Placement,
     polled: Vec<libc::pollfd>,
     release: Option<Release>,
+    /// The store may have more to tidy up.
+    untidy: bool,
     barren: Barren,
 }
 
@@ -229,6 +231,7 @@ impl Driver {
             placement: Placement::new(follow),
             polled: Vec::new(),
             release: None,
+            untidy: false,
             barren: Barren::default(),
         }
     }
@@ -245,6 +248,7 @@ impl Driver {
                 }
             }
             let mut busy = false;
+            let local_before = self.core.local_pages();
             for i in 0..self.targets.len() {
                 if self.polled.get(2 * i + 2).is_some_and(|polled| polled.revents != 0) {
                     self.hear_agent(i);
@@ -254,7 +258,9 @@ impl Driver {
                     busy = true;
                 }
             }
-            self.work(busy);
+            // As many pages leave the buffers as became local: the reserve stays what it is.
+            let came = self.core.local_pages().saturating_sub(local_before);
+            self.work(busy, index(came.min(BLOCK_PAGES_MAX)));
             self.shared.progress.fetch_add(1, Relaxed);
         }
     }
@@ -272,6 +278,7 @@ impl Driver {
         }
         let waits = live().any(|target| !target.waiting.is_empty() && target.may_read());
         match (waits, evicting) {
+            _ if self.untidy => Some(0),
             (true, _) => Some(RETRY_NS),
             (false, true) => Some(rest_ns),
             (false, false) => None,
@@ -350,6 +357,11 @@ impl Driver {
             return;
         }
         let plan = self.core.fault(target.id, fault.address);
+        // What the stream will want next comes first: once the faulting thread runs, it would fault on it.
+        while let Some(plan) = self.core.ahead() {
+            let (plan, outcome) = self.hands.perform(plan, fault.write, target, &mut self.core);
+            self.core.installed_ahead(plan, outcome);
+        }
         let (plan, outcome) = self.hands.perform(plan, fault.write, target, &mut self.core);
         match self.core.installed(plan, outcome) {
             Served::Yes => {}
@@ -504,11 +516,11 @@ impl Driver {
     }
 
     /// What is due besides faults, a little at a time.
-    fn work(&mut self, busy: bool) {
+    fn work(&mut self, busy: bool, came: usize) {
         for bits in self.core.take_released(FREES_PER_TURN) {
             self.hands.store.free(to_handle(bits));
         }
-        for _ in 0..if busy { 1 } else { WRITES_PER_TURN } {
+        for _ in 0..if busy { came.max(1) } else { WRITES_PER_TURN } {
             if !self.write_one(false) {
                 break;
             }
@@ -520,6 +532,7 @@ impl Driver {
             self.evict();
         } else if !busy {
             self.drop_staged();
+            self.untidy = self.hands.store.tidy();
         }
     }
 

@@ -51,6 +51,8 @@ const RESCUE_AFTER: Duration = Duration::from_millis(3);
 /// How long the idle class stays forbidden after a rescue.
 const RESCUE_FOR_NS: u64 = 1_000_000_000;
 
+/// How often it is looked whether a debugger traces a target.
+const TRACER_EVERY: Duration = Duration::from_millis(100);
 /// How long a dying agent may take: it is on its last instructions when we hear of it.
 const REAP_WITHIN: Duration = Duration::from_millis(100);
 /// A forked child that lives longer gets an agent, which keeps its userfaultfd open should this pager die. Most forked
@@ -86,8 +88,12 @@ struct Process {
     started: u64,
     target: Option<TargetId>,
     pagemap: Option<Pagemap>,
-    /// Its agent's thread, where that is kept seized.
+    /// Its agent's thread,
+    agent: i32,
+    /// where that is kept seized,
     seized: Option<Seized>,
+    /// and when it was last looked whether someone else traces the process.
+    tracer_at: Option<Instant>,
     /// Our own mapping in it that looks like any other.
     staging: Option<Span>,
     /// At the last reading of its mappings.
@@ -306,9 +312,7 @@ impl Watcher {
                 continue;
             };
             let Some(process) = self.processes.get_mut(&pid) else { continue };
-            if let Some(seized) = &mut process.seized {
-                seized.tend();
-            }
+            process.tend_agent(pid);
             if process.kept_only {
                 self.promote(pid, size);
                 continue;
@@ -436,6 +440,7 @@ impl Watcher {
         let kill = self.on_pager_death == OnPagerDeath::KillTarget;
         let (mut agent, fresh) = adopt::adopt(pid, forked.map(|at| &self.orphans[at].uffd), kill)?;
         let seized = agent.seized.take();
+        let agent_thread = agent.thread;
         self.shared.pause_ns.fetch_max(agent.pause_ns, Relaxed);
         let system = |error| Error::System { what: "opening the target's page map", error };
         let pagemap = match Pagemap::open(pid) {
@@ -470,6 +475,7 @@ impl Watcher {
         process.pagemap = Some(pagemap);
         process.staging = Some(staging);
         process.seized = seized;
+        process.agent = agent_thread;
         process.read_at = None;
         self.tell_managed();
         Ok(())
@@ -646,12 +652,38 @@ impl Watcher {
 }
 
 impl Process {
+    /// Keeps a seized agent running, and lets go of it while a debugger traces the process: one that finds a thread which it
+    /// cannot have tries again for ever.
+    fn tend_agent(&mut self, pid: i32) {
+        if let Some(seized) = &mut self.seized {
+            seized.tend();
+        }
+        if self.target.is_none() || self.agent == 0 || self.tracer_at.is_some_and(|at| at.elapsed() < TRACER_EVERY) {
+            return;
+        }
+        let traced = procfs::status_field(pid, "TracerPid").is_some_and(|tracer| tracer != "0");
+        match (&mut self.seized, traced) {
+            (Some(seized), true) => {
+                // Stopped and dropped: that detaches. A failure means that it is dying.
+                let _ = seized.stop();
+                self.seized = None;
+            }
+            (None, false) if self.tracer_at.is_some() && adopt::keeps_seized() => {
+                self.seized = Seized::new(self.agent, true).ok();
+            }
+            _ => {}
+        }
+        self.tracer_at = Some(Instant::now());
+    }
+
     fn new(started: u64) -> Self {
         Self {
             started,
             target: None,
             pagemap: None,
+            agent: 0,
             seized: None,
+            tracer_at: None,
             staging: None,
             seen: Size::default(),
             read_at: None,
