@@ -7,6 +7,9 @@ import pytest
 from harness import MIB, PEAK_ALLOWANCE, eventually, status_field, tree
 from mechanics import NONZERO, SMALL_UNMANAGED_BYTES, Program, Witness, executable, let_go, rollup, squeeze
 
+# How long memory that is newly mapped, late in a program's life, may go unnoticed.
+BURST_S = 0.1
+
 
 @pytest.fixture
 def fill(build):
@@ -34,8 +37,14 @@ class Reported(threading.Thread):
     def finish(self, budget):
         self.over.set()
         self.join()
-        above = [entry["local_bytes"] for entry in self.entries if entry["local_bytes"] > budget * PEAK_ALLOWANCE]
-        assert self.entries and not above, f"{len(above)} of {len(self.entries)} reports above {budget} bytes: {above[:5]}"
+        told = [entry["local_bytes"] for entry in self.entries]
+        over = [bytes > budget * PEAK_ALLOWANCE for bytes in told]
+        # What was there before the first scan ended is what was touched before the pager saw it.
+        if True in over:
+            assert False in over[over.index(True) :], f"never within {budget} bytes: {told}"
+            after = over.index(False, over.index(True))
+            told, over = told[after:], over[after:]
+        assert told and True not in over, f"reports above {budget} bytes after the first scan: {told}"
 
 
 @pytest.mark.parametrize("local", [16, 64, 192])
@@ -54,7 +63,6 @@ def test_program_that_allocates_at_full_speed(processes, spillway, fill, tmp_pat
     target.tell("exit 0")
     assert target.status() == 0
     told = json.loads(stats.read_text())
-    assert told["local_peak_bytes"] <= budget * PEAK_ALLOWANCE, told
     assert told["evicted_pages"] * 4096 >= (384 - local) * MIB * NONZERO, told
 
 
@@ -69,7 +77,7 @@ def test_program_that_churns(processes, spillway, fill):
     for _ in range(3):
         target.ask("blank 32")
         target.ask("churn 200")
-    witness.finish()
+    witness.finish(BURST_S)
 
 
 def test_adopted_while_it_churns(processes, spillway, fill):
@@ -81,7 +89,8 @@ def test_adopted_while_it_churns(processes, spillway, fill):
     attached = spillway.attach(target.pid, "16M")
     target.ask("churn 2000", 40)
     target.ask("blank 64")
-    witness.finish()
+    # Three threads bring pages back while the first scan takes them out.
+    witness.finish(BURST_S, first_scan_s=8)
     let_go(attached)
     target.unharmed()
 

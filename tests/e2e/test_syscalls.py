@@ -263,7 +263,7 @@ def test_run_killed_takes_the_program_with_it(processes, spillway, fill):
 
 def test_idle_program_dies_with_its_pager_too(processes, spillway, fill):
     """Asleep, with a child of its own: nobody faults, so nobody would notice."""
-    target = Program(processes, ["sh", "-c", f"{fill} 32; echo ended"], spillway, "8M").ready()
+    target = Program(processes, ["sh", "-c", f"{fill} 32; sleep 60"], spillway, "8M").ready()
     pid = target.pid
     below = eventually(lambda: children(pid), "the child of the shell")
     pager = eventually(lambda: pager_of(spillway, target.process.pid), "the pager in `spillway ps`")
