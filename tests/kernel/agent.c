@@ -1,0 +1,132 @@
+// What an agent is made of: a thread with a descriptor table of its own, and memory that children do not get.
+#include "kernel.h"
+#include <sys/file.h>
+
+FACT(an_agent_keeps_its_descriptors) {
+    begin();
+    u64 memory = managed(2, 7);
+    evict(memory, 2);
+    int file = (int)call(it, 0, SYS_open, (u64)strcpy(argument(it, 0), "/"), O_RDONLY);
+    start_agent(it);
+    // The target closes everything: it loses its userfaultfd, the agent does not.
+    expect_is(call(it, 0, SYS_close_range, 0, 499, 0), 0);
+    expect_is(call(it, 0, SYS_fcntl, (u64)uffd.there, F_GETFD), -EBADF);
+    expect(call(it, AGENT, SYS_fcntl, (u64)uffd.there, F_GETFD) >= 0);
+    close(uffd.fd);
+    tell(it, 2, ORDER_LOAD(memory));
+    expect(!answered_within(it, 2, 50));
+    // The agent keeps only what it wants of its copies, and that closes nothing of the target's.
+    expect(call(it, AGENT, SYS_fcntl, (u64)file, F_GETFD) >= 0);
+    expect_is(call(it, AGENT, SYS_close, (u64)file), 0);
+    expect_is(call(it, AGENT, SYS_close, (u64)uffd.there), 0);
+    expect_is(answer_of(it, 2).value, 0);
+}
+
+FACT(a_successor_finds_the_agents_descriptors) {
+    begin();
+    start_agent(it);
+    u64 memory = managed(1, 7);
+    evict(memory, 1);
+    expect_is(call(it, 0, SYS_close_range, 0, 499, 0), 0);
+    close(uffd.fd);
+    tell(it, 2, ORDER_LOAD(memory));
+    // From the process it cannot be had any more; from the thread it can.
+    expect_is(raw(syscall(NR_pidfd_getfd, it->pidfd, uffd.there, 0)), -EBADF);
+    int thread = (int)raw(syscall(NR_pidfd_open, it->tids[AGENT], O_EXCL /* PIDFD_THREAD */));
+    if (thread == -EINVAL) skip("a descriptor of a thread needs Linux 6.9");
+    expect(thread >= 0);
+    int fd = (int)raw(syscall(NR_pidfd_getfd, thread, uffd.there, 0));
+    expect(fd >= 0);
+    expect_is(next_message(fd, FAULT).b, memory);
+    expect_is(copy(fd, memory, page_of(3), 1), 0);
+    expect_is(answer_of(it, 2).value, 3);
+}
+
+FACT(an_agent_can_move) {
+    begin();
+    start_agent(it);
+    u64 memory = managed(4, 7);
+    expect_is(reg(uffd.fd, staging, 4), 0);
+    expect_is(move(it, AGENT, uffd.there, staging, memory, 4, 0), 0);
+    expect_is(wrong_words(it, staging, 4, 7), 0);
+}
+
+FACT(locks_on_files_survive_a_copied_table) {
+    begin();
+    char name[] = "/tmp/kernel-facts-XXXXXX";
+    int file = mkstemp(name);
+    if (file < 0) fail("mkstemp: %m");
+    int there = (int)call(it, 0, SYS_open, (u64)strcpy(argument(it, 0), name), O_RDWR);
+    unlink(name);
+    expect(there >= 0);
+    struct flock *lock = argument(it, 0);
+    *lock = (struct flock){ .l_type = F_WRLCK };
+    expect_is(call(it, 0, SYS_fcntl, (u64)there, F_SETLK, (u64)lock), 0);
+    start_agent(it);
+    // Closing any descriptor of a file drops the locks of a process on it: here the table is another.
+    expect_is(call(it, AGENT, SYS_close, (u64)there), 0);
+    struct flock seen = { .l_type = F_WRLCK };
+    expect_is(fcntl(file, F_GETLK, &seen), 0);
+    expect_is(seen.l_type, F_WRLCK);
+    expect_is(seen.l_pid, it->pid);
+    // So is ours, when a copy was taken.
+    close((int)take_fd(it, there));
+    seen = (struct flock){ .l_type = F_WRLCK };
+    expect_is(fcntl(file, F_GETLK, &seen), 0);
+    expect_is(seen.l_type, F_WRLCK);
+    expect_is(call(it, 0, SYS_close, (u64)there), 0);
+    seen = (struct flock){ .l_type = F_WRLCK };
+    expect_is(fcntl(file, F_GETLK, &seen), 0);
+    expect_is(seen.l_type, F_UNLCK);
+}
+
+FACT(children_do_not_get_the_agents_memory) {
+    begin();
+    u64 plain = map(it, 1);
+    expect_is(call(it, 0, SYS_madvise, staging, STAGING_PAGES * PAGE, MADV_DONTDUMP), 0);
+    tell_fork(it, 0);
+    struct target *child = child_of(it, 0);
+    expect_is(has_flag(child, staging, "rd"), -1);
+    expect_is(has_flag(child, plain, "rd"), 1);
+    // And different advice keeps it from merging with its neighbours: its line in the maps is its own.
+    expect_is(has_flag(it, staging, "dc"), 1);
+    u64 beside = map_at(it, staging + STAGING_PAGES * PAGE, 4, PROT_READ | PROT_WRITE, MAP_FIXED_NOREPLACE);
+    expect_is(has_flag(it, beside, "dc"), 0);
+}
+
+// Danger: stopping a process (job control, a debugger) stops its agent too, between two calls of a list.
+FACT(stopping_a_process_stops_its_agent) {
+    begin();
+    start_agent(it);
+    expect(call(it, AGENT, SYS_getpid, 0) == it->pid);
+    // Every signal blocked, as the pager leaves it.
+    u64 *all = argument(it, 0);
+    *all = ~0ul;
+    expect_is(call(it, AGENT, SYS_rt_sigprocmask, SIG_SETMASK, (u64)all, 0, 8), 0);
+    kill(it->pid, SIGSTOP);
+    siginfo_t stopped;
+    expect_is(waitid(P_PID, (id_t)it->pid, &stopped, WSTOPPED), 0);
+    tell(it, AGENT, ORDER_CALL(SYS_getpid, 0));
+    expect(!answered_within(it, AGENT, 100));
+    kill(it->pid, SIGCONT);
+    expect_is(answer_of(it, AGENT).value, it->pid);
+}
+
+FACT(a_new_program_ends_the_agent) {
+    begin();
+    start_agent(it);
+    u64 memory = managed(1, 7);
+    evict(memory, 1);
+    char *words = argument(it, 0);
+    strcpy(words, "/bin/sleep");
+    strcpy(words + 64, "60");
+    char **list = (char **)(words + 128);
+    list[0] = words, list[1] = words + 64, list[2] = NULL;
+    tell(it, 0, ORDER_CALL(SYS_execve, (u64)words, (u64)list, 0));
+    char byte;
+    struct pollfd gone = { it->ours[AGENT], POLLIN, 0 };
+    // The socket's other end is inherited by nobody: close-on-exec.
+    expect_is(poll(&gone, 1, 2000), 1);
+    expect_is(read(it->ours[AGENT], &byte, 1), 0);
+    expect_is(zeros(uffd.fd, memory, 1), -ESRCH);
+}
