@@ -95,7 +95,6 @@ impl Pager {
         let mut last: Option<(Run, Span)> = None;
         let mut first: Option<PageIndex> = None;
         while left > 0 {
-            let before = self.hand;
             let Some(page) = self.table.sweep(&mut self.hand, &mut chunks) else { break };
             if first == Some(page) {
                 // All the way round: from here on, pages would be chosen twice.
@@ -115,7 +114,7 @@ impl Pager {
                 None => continue,
                 Some(whose) if whose == target => {}
                 Some(_) => {
-                    self.hand = before;
+                    self.hand.step_back();
                     break;
                 }
             }

@@ -16,6 +16,16 @@ pub struct BufferCopy {
     pub to: BufferIndex,
 }
 
+/// Where a mapping was before it moved. The kernel says that it is unmapped there too, unless the mapping was to stay
+/// (`MREMAP_DONTUNMAP`), but only when the word of the move was read. Meanwhile another thread may move a mapping there.
+#[derive(Debug)]
+pub(crate) struct Vacated {
+    target: TargetId,
+    span: Span,
+    /// It did: the word to come is not about what is there now.
+    retaken: bool,
+}
+
 impl Pager {
     /// `span` is registered from now on; returns the parts that were not before, whose resident pages are unknown.
     pub fn add_region(&mut self, target: TargetId, span: Span) -> Vec<Span> {
@@ -59,19 +69,37 @@ impl Pager {
 
     /// `span` is unmapped (`UFFD_EVENT_UNMAP`).
     pub fn unmapped(&mut self, target: TargetId, span: Span) {
+        let late = self.vacated.iter().position(|vacated| vacated.target == target && vacated.span == span);
+        if late.is_some_and(|at| self.vacated.swap_remove(at).retaken) {
+            return;
+        }
+        self.vacated.retain(|vacated| vacated.target != target || vacated.span.intersect(span).is_none());
+        self.forget_all(target, span);
+    }
+
+    fn forget_all(&mut self, target: TargetId, span: Span) {
         self.for_each_used(target, span, |pager, page, entry| pager.forget(page, entry));
         self.regions.remove(target, span);
     }
 
     /// The mapping at `span` is at `to` now (`UFFD_EVENT_REMAP`).
     pub fn remapped(&mut self, target: TargetId, span: Span, to: Address) {
-        self.unmapped(target, Span::of_pages(to, span.pages()));
+        let there = Span::of_pages(to, span.pages());
+        self.forget_all(target, there);
         self.regions.relocate(target, span, to);
+        // A removal under way goes by address: it has happened, or will happen elsewhere.
+        self.for_each_removing(target, there, Step::RemoveSpared);
+        let mine = |vacated: &&mut Vacated| vacated.target == target;
+        let overlaps = |vacated: &Vacated, span| vacated.span.intersect(span).is_some();
+        self.vacated.iter_mut().filter(mine).for_each(|vacated| vacated.retaken |= overlaps(vacated, there));
+        self.vacated.retain(|it| it.target != target || it.retaken || !overlaps(it, span));
+        self.vacated.push(Vacated { target, span, retaken: false });
     }
 
     /// The target is gone, with all of its memory.
     pub fn ended(&mut self, target: TargetId) {
-        self.unmapped(target, Span { start: Address(0), end: Address(u64::MAX & !0xfff) });
+        self.vacated.retain(|vacated| vacated.target != target);
+        self.forget_all(target, Span { start: Address(0), end: Address(u64::MAX & !0xfff) });
     }
 
     /// `parent` forked: the child's address space starts with what the parent had evicted. What is resident is shared

@@ -9,6 +9,7 @@
 
 use std::collections::VecDeque;
 
+use crate::mappings::Vacated;
 use crate::page::{BufferIndex, Entry, HandleBits, Released, State, Step};
 use crate::regions::Regions;
 use crate::streams::Streams;
@@ -161,6 +162,7 @@ pub struct Pager {
     pub(crate) counters: Counters,
     pub(crate) store_full: bool,
     pub(crate) set_aside: u64,
+    pub(crate) vacated: Vec<Vacated>,
     buffers: u32,
     budget: Budget,
     overdraft: u64,
@@ -185,6 +187,7 @@ impl Pager {
             counters: Counters::default(),
             store_full: false,
             set_aside: 0,
+            vacated: Vec::new(),
             buffers: config.buffers,
             budget: config.budget,
             overdraft: 0,

@@ -72,6 +72,11 @@ impl Hand {
     pub fn is_start(&self) -> bool {
         self.slot == 0 && self.page == 0
     }
+
+    /// Back to the page that a sweep has just returned: the next sweep returns it again.
+    pub fn step_back(&mut self) {
+        self.page -= 1;
+    }
 }
 
 impl Table {

@@ -1,0 +1,137 @@
+//! Decisions that were wrong once, as the simulator showed.
+
+use spillway_core::evict::{Captured, Run};
+use spillway_core::page::{HandleBits, State};
+use spillway_core::pager::{Budget, Config, Outcome, Pager, Plan};
+use spillway_core::{Address, PageIndex, Span, TargetId};
+
+const BUDGET_PAGES: u64 = 16;
+
+fn pager() -> Pager {
+    Pager::new(Config { budget: Budget::Pages(BUDGET_PAGES), buffers: 64 })
+}
+
+fn span(first: u64, pages: u64) -> Span {
+    Span::of_pages(Address(0).plus_pages(first), pages)
+}
+
+/// Pages of zeros at `span`, all of them in the target.
+fn fill(pager: &mut Pager, target: TargetId, span: Span) {
+    pager.add_region(target, span);
+    pager.found(target, span);
+}
+
+fn page_at(pager: &Pager, target: TargetId, at: u64) -> PageIndex {
+    let address = Address(0).plus_pages(at);
+    pager.regions().at(target, address).expect("managed").page_at(address)
+}
+
+fn captures(pager: &mut Pager, most: u64) -> Vec<Run> {
+    let mut runs = Vec::new();
+    pager.next_capture(most, |_| true, &mut runs);
+    runs
+}
+
+/// Captures `page` and gives it to the store.
+fn send_away(pager: &mut Pager, page: PageIndex) {
+    let buffer = pager.take_buffer().expect("enough buffers");
+    pager.captured(page, Captured::Buffer(buffer));
+    let write = pager.next_write(true).expect("it was just captured");
+    pager.written(write, HandleBits::MIN, false);
+    assert_eq!(pager.state_of(page), State::Remote);
+}
+
+#[test]
+fn no_page_is_chosen_twice_in_one_batch() {
+    let mut pager = pager();
+    let target = pager.add_target();
+    fill(&mut pager, target, span(100, 3));
+    for _ in 0..4 {
+        let runs = captures(&mut pager, 16);
+        let mut pages: Vec<_> = runs.iter().flat_map(|run| (0..run.pages).map(|i| run.page.plus(i))).collect();
+        pages.sort_unstable();
+        pages.dedup();
+        assert_eq!(pages.len() as u64, runs.iter().map(|run| run.pages).sum(), "{runs:?}");
+        assert_eq!(pages.len(), 3);
+    }
+}
+
+#[test]
+fn a_page_that_would_not_move_lets_its_neighbours_go_first_although_another_target_comes_between() {
+    let mut pager = pager();
+    let (one, other) = (pager.add_target(), pager.add_target());
+    fill(&mut pager, one, span(0, 1));
+    fill(&mut pager, other, span(0, 2));
+    let stuck = page_at(&pager, other, 0);
+    pager.captured(stuck, Captured::Stuck);
+    // The sweep passes over the stuck page, finds its neighbour, and sees that it is another target's.
+    assert_eq!(captures(&mut pager, 8).len(), 1);
+    let runs = captures(&mut pager, 1);
+    assert_eq!(runs[0].page, stuck.plus(1));
+}
+
+#[test]
+fn a_store_that_was_full_is_asked_again() {
+    let mut pager = pager();
+    let target = pager.add_target();
+    fill(&mut pager, target, span(0, BUDGET_PAGES + 8));
+    let buffer = pager.take_buffer().expect("free");
+    let page = page_at(&pager, target, 0);
+    pager.captured(page, Captured::Buffer(buffer));
+    let write = pager.next_write(true).expect("one page");
+    pager.write_declined(write);
+    // With few pages in buffers,
+    let again = pager.next_write(false).expect("one page is in a buffer, and the store may have room again");
+    pager.write_declined(again);
+    // and with none.
+    let plan = pager.fault(target, Address(0));
+    assert!(matches!(plan, Plan::Buffer { .. }));
+    pager.installed(plan, Outcome { done: 1, stop: None });
+    assert_eq!(pager.next_write(false), None);
+    assert!(pager.wanted_captures() > 0, "too much is local, and nothing is left to ask the store with");
+}
+
+#[test]
+fn late_word_of_an_unmapping_leaves_alone_what_moved_there_since() {
+    let mut pager = pager();
+    let target = pager.add_target();
+    fill(&mut pager, target, span(0, 4));
+    fill(&mut pager, target, span(50, 4));
+    let page = page_at(&pager, target, 51);
+    send_away(&mut pager, page);
+    // One thread moves 0..4 to 100, and another 50..54 to where that was; the first gets to say last that 0..4 is unmapped.
+    pager.remapped(target, span(0, 4), Address(0).plus_pages(100));
+    pager.remapped(target, span(50, 4), Address(0));
+    pager.unmapped(target, span(50, 4));
+    pager.unmapped(target, span(0, 4));
+    assert_eq!(page_at(&pager, target, 1), page);
+    assert_eq!(pager.state_of(page), State::Remote);
+    // The next time it is true.
+    pager.unmapped(target, span(0, 4));
+    assert_eq!(pager.regions().at(target, Address(0)), None);
+    assert_eq!(pager.state_of(page), State::Untouched);
+}
+
+#[test]
+fn a_mapping_that_stays_when_its_pages_move_is_unmapped_later() {
+    let mut pager = pager();
+    let target = pager.add_target();
+    fill(&mut pager, target, span(0, 4));
+    pager.remapped(target, span(0, 4), Address(0).plus_pages(100));
+    fill(&mut pager, target, span(0, 4));
+    pager.unmapped(target, span(0, 4));
+    assert_eq!(pager.regions().at(target, Address(0)), None);
+}
+
+#[test]
+fn a_page_that_moves_while_its_removal_is_announced_may_leave() {
+    let mut pager = pager();
+    let target = pager.add_target();
+    fill(&mut pager, target, span(0, 1));
+    assert!(pager.removed(target, span(0, 1)));
+    assert_eq!(captures(&mut pager, 8), []);
+    pager.remapped(target, span(0, 1), Address(0).plus_pages(100));
+    // Nobody will look for it where it was announced.
+    pager.removal_seen(target, span(0, 1));
+    assert_eq!(captures(&mut pager, 8).len(), 1);
+}
