@@ -220,7 +220,11 @@ impl Setup {
         let socket = take(ours)?;
 
         let (uffd_number, fresh) = match forked {
-            Some(uffd) => (self.receive(socket.as_fd(), uffd.borrow(), theirs, scratch)?, None),
+            Some(uffd) => {
+                let number = self.receive(socket.as_fd(), uffd.borrow(), theirs, scratch)?;
+                self.check_memory(number, scratch)?;
+                (number, None)
+            }
             None => {
                 let number = self.userfaultfd(socket.as_fd(), theirs, scratch)?;
                 let uffd = Uffd::from(take(number)?);
@@ -342,6 +346,33 @@ impl Setup {
         let number = i32::from_ne_bytes(number);
         self.open.push(number);
         Ok(number)
+    }
+
+    /// Makes sure that userfaultfd `number` belongs to this very address space: the kernel tells only whose child the fork
+    /// was, and there may be several. It refuses a move for another address space (EINVAL) before it looks for the
+    /// destination, which does not exist (ENOENT).
+    fn check_memory(&mut self, number: i32, scratch: Address) -> Result<(), Error> {
+        /// The last page of user space, which nothing is ever mapped to.
+        const NOWHERE: u64 = 0x7fff_ffff_e000;
+        const TRIES: usize = 1000;
+        let pid = self.pid;
+        let words = [NOWHERE, self.staging.0, PAGE_BYTES_U64, 0, 0];
+        let image: Vec<u8> = words.iter().flat_map(|word: &u64| word.to_ne_bytes()).collect();
+        process::write_memory(pid, scratch, &image)
+            .map_err(|error| Error::System { what: "writing to the target", error })?;
+        for _ in 0..TRIES {
+            let arguments = [bits(number), uffd::IOC_MOVE, scratch.0, 0, 0, 0];
+            match self.helper.call(&self.registers, self.instruction, libc::SYS_ioctl, arguments) {
+                Err(CallError::Answered(error)) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(()),
+                // An event of the child waits to be read: soon.
+                Err(CallError::Answered(error)) if error.raw_os_error() == Some(libc::EAGAIN) => {
+                    std::thread::sleep(std::time::Duration::from_micros(20));
+                }
+                Err(CallError::Answered(_)) | Ok(_) => return Err(Error::OtherMemory(pid)),
+                Err(error) => return Err(explain(pid, error)),
+            }
+        }
+        Err(Error::DidNotStop(pid))
     }
 
     fn open(&mut self, number: libc::c_long, arguments: [u64; 6]) -> Result<i32, Error> {

@@ -20,7 +20,6 @@ use spillway_store::{Handle, Put, Store, is_zero};
 
 use crate::adopt::Agent;
 use crate::placement::Placement;
-use crate::procfs;
 use crate::shared::Shared;
 use crate::sys::agent::BATCH_PAGES;
 use crate::sys::clock::now_ns;
@@ -68,6 +67,15 @@ pub enum Command {
         target: TargetId,
         /// Its agent.
         agent: Agent,
+    },
+    /// What a forked child has of its parent's memory is known.
+    Inherit {
+        /// Which child.
+        target: TargetId,
+        /// It reads zeros here (`MADV_WIPEONFORK`).
+        wiped: Vec<Span>,
+        /// It has what is registered here and, of its parent's mappings, nothing else (`MADV_DONTFORK`).
+        has: Vec<Span>,
     },
     /// Register these spans; what was not registered before is reported back.
     Register {
@@ -276,7 +284,7 @@ impl Driver {
         if self.core.has_due_writes() || (evicting && rest_ns == 0) {
             return Some(0);
         }
-        let waits = live().any(|target| !target.waiting.is_empty() && target.may_read());
+        let waits = live().any(|target| !target.waiting.is_empty() && target.may_serve());
         match (waits, evicting) {
             _ if self.untidy => Some(0),
             (true, _) => Some(RETRY_NS),
@@ -352,9 +360,13 @@ impl Driver {
     /// Serves a fault, or lets it wait.
     fn serve(&mut self, at: usize, fault: Waiting) {
         let Some(target) = &mut self.targets[at] else { return };
-        if !target.may_read() {
+        if !target.may_serve() {
             target.waiting.push(fault);
             return;
+        }
+        if target.flight == Flight::Other {
+            // It may be the agent's own fault, and nothing can be captured before the agent is done.
+            self.core.set_overdraft(OVERDRAFT_PAGES);
         }
         let plan = self.core.fault(target.id, fault.address);
         // What the stream will want next comes first: once the faulting thread runs, it would fault on it.
@@ -407,13 +419,8 @@ impl Driver {
     fn fork(&mut self, at: usize, uffd: Uffd) {
         let Some(target) = &self.targets[at] else { return };
         let parent = target.id;
-        // MADV_WIPEONFORK and MADV_DONTFORK: no event tells of them, and a child must not inherit those pages. Where the
-        // parent's process is not known, it is itself a forked child, and had the same mappings marked.
-        let marked = if target.pid > 0 {
-            procfs::mappings_with_flag(target.pid, &["wf", "dc"])
-        } else {
-            target.not_inherited.clone()
-        };
+        // Parent and child can share what is in the store, and not what is in a buffer: those are copied, if need be.
+        while self.write_one(true) {}
         let mut copies: Vec<BufferCopy> = Vec::new();
         let store = &mut self.hands.store;
         let share = |bits| to_bits(store.share(to_handle(bits)));
@@ -421,17 +428,10 @@ impl Driver {
         for BufferCopy { from, to } in copies {
             self.hands.buffers.copy_within(from.0 as usize..=from.0 as usize, to.0 as usize);
         }
-        for (span, flag) in &marked {
-            if flag == "dc" {
-                self.core.unmapped(child, *span);
-            } else {
-                self.core.removed(child, *span);
-            }
-        }
         if let Ok(copy) = uffd.borrow().try_clone_to_owned() {
             let _ = self.reports.send(Request::Report(Report::Forked { parent, child, uffd: copy.into() }));
         }
-        self.add(Target { parent: Some(parent), not_inherited: marked, ..Target::new(child, 0, uffd, None) });
+        self.add(Target { parent: Some(parent), inherits: false, ..Target::new(child, 0, uffd, None) });
     }
 
     fn add(&mut self, target: Target) {
@@ -553,7 +553,7 @@ impl Driver {
     fn retry_waiting(&mut self) {
         for at in 0..self.targets.len() {
             let Some(target) = &mut self.targets[at] else { continue };
-            if target.waiting.is_empty() || !target.may_read() {
+            if target.waiting.is_empty() || !target.may_serve() {
                 continue;
             }
             // Taken out and put back, so that its capacity is kept.
@@ -668,6 +668,7 @@ impl Driver {
                     target.agent = Some(agent);
                 }
             }
+            Command::Inherit { target, wiped, has } => self.inherit(target, &wiped, &has),
             Command::Register { target, spans, reply } => {
                 let _ = reply.send(self.register(target, &spans));
             }
@@ -693,6 +694,29 @@ impl Driver {
 
     fn target(&mut self, id: TargetId) -> Option<&mut Target> {
         self.targets.get_mut(id.0 as usize)?.as_mut()
+    }
+
+    fn inherit(&mut self, id: TargetId, wiped: &[Span], has: &[Span]) {
+        let Some(target) = self.target(id) else { return };
+        if std::mem::replace(&mut target.inherits, true) {
+            return;
+        }
+        let regions: Vec<Span> = self.core.regions().of(id).map(|region| region.span).collect();
+        for region in regions {
+            let mut cursor = region.start;
+            for part in has.iter().filter_map(|span| span.intersect(region)) {
+                if cursor < part.start {
+                    self.core.unmapped(id, Span { start: cursor, end: part.start });
+                }
+                cursor = part.end;
+            }
+            if cursor < region.end {
+                self.core.unmapped(id, Span { start: cursor, end: region.end });
+            }
+        }
+        for &span in wiped {
+            self.core.removed(id, span);
+        }
     }
 
     fn register(&mut self, id: TargetId, spans: &[Span]) -> Vec<Span> {

@@ -45,6 +45,8 @@ pub enum Error {
     },
     /// The target did not stop.
     DidNotStop(i32),
+    /// A forked child's userfaultfd belongs to another process.
+    OtherMemory(i32),
     /// The target ended while it was adopted.
     Ended(i32),
     /// The machine refused something that a pager needs.
@@ -110,6 +112,9 @@ impl fmt::Display for Error {
                 f,
                 "process {pid} did not stop within 2 s (it waits for a device, see its state in `ps`); try again later"
             ),
+            Self::OtherMemory(pid) => {
+                write!(f, "process {pid} is not the forked child that it was taken for; nothing was changed, try again")
+            }
             Self::Ended(pid) => write!(f, "process {pid} ended while it was being adopted; nothing is left to do"),
             Self::System { what, error } => {
                 write!(f, "{what} failed: {error}; `spillway doctor` shows what this machine lacks")

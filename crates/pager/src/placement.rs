@@ -2,11 +2,12 @@
 //!
 //! Serving a fault from the faulting thread's own CPU takes a third of what it takes from another that is awake, and
 //! less than a tenth of one that must be woken from its idle state (docs/decisions/0002). So while one thread of the
-//! targets raises nearly all faults, the fault thread follows it, in the idle scheduling class: the kernel then
-//! counts that CPU as idle, and the woken thread stays there instead of moving away from its own pager.
+//! targets raises nearly all faults, the fault thread follows it.
 //!
-//! The idle class starves where other programs want the CPU, so it is entered only while one thread dominates, and a
-//! watchdog on another thread takes it away as soon as a fault has waited too long.
+//! Where other CPUs are idle, that alone would drive the thread away: woken by a pager on its own CPU, it goes to an idle
+//! one. So the fault thread then runs in the idle scheduling class: to the kernel that CPU counts as idle, and the woken
+//! thread stays. Where every CPU is busy nothing is driven away, and the idle class would starve: the normal class it
+//! is. A watchdog on another thread ends the idle class as soon as a fault has waited too long.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -55,11 +56,7 @@ impl Placement {
         self.seen = 0;
         self.from_candidate = 0;
         self.candidate = thread;
-        if dominant && now_ns() >= shared.idle_forbidden_until_ns.load(Relaxed) {
-            self.follow(pid, thread, shared)
-        } else {
-            self.settle(shared)
-        }
+        if dominant { self.follow(pid, thread, shared) } else { self.settle(shared) }
     }
 
     /// The CPU that is followed now.
@@ -69,13 +66,20 @@ impl Placement {
 
     fn follow(&mut self, pid: i32, thread: i32, shared: &Shared) -> bool {
         let Ok(stat) = procfs::thread_stat(pid, thread) else { return self.settle(shared) };
-        if self.followed == Some(stat.cpu) && shared.idle.load(Relaxed) {
+        let forbidden = shared.crowded.load(Relaxed) || now_ns() < shared.idle_forbidden_until_ns.load(Relaxed);
+        let class = if forbidden { Class::Normal } else { Class::Idle };
+        if shared.idle.load(Relaxed) != (class == Class::Idle) {
+            if set_class(0, class).is_err() {
+                return self.settle(shared);
+            }
+            shared.idle.store(class == Class::Idle, Relaxed);
+        }
+        if self.followed == Some(stat.cpu) {
             return false;
         }
-        if Cpus::one(stat.cpu).confine(0).is_err() || set_class(0, Class::Idle).is_err() {
+        if Cpus::one(stat.cpu).confine(0).is_err() {
             return self.settle(shared);
         }
-        shared.idle.store(true, Relaxed);
         self.followed = Some(stat.cpu);
         true
     }

@@ -195,14 +195,14 @@ pub fn mappings_with_flag(pid: i32, flags: &[&str]) -> Vec<(Span, String)> {
     parse_flags(&String::from_utf8_lossy(&text), flags)
 }
 
-/// Parses `/proc/PID/smaps`: the mappings that carry one of `flags`, each with the first that it carries.
+/// Parses `/proc/PID/smaps`: the mappings that carry one of `flags`, each with the first of them that it carries.
 pub fn parse_flags(text: &str, flags: &[&str]) -> Vec<(Span, String)> {
     let mut found = Vec::new();
     let mut mapping = None;
     for line in text.lines() {
         if let Some(carried) = line.strip_prefix("VmFlags:") {
-            let flag = carried.split_ascii_whitespace().find(|flag| flags.contains(flag));
-            found.extend(mapping.take().zip(flag.map(str::to_owned)));
+            let flag = flags.iter().find(|flag| carried.split_ascii_whitespace().any(|carried| carried == **flag));
+            found.extend(mapping.take().zip(flag.map(|flag| (*flag).to_owned())));
         } else if let Some(header) = Mapping::parse(line) {
             mapping = Some(header.span);
         }
@@ -213,6 +213,18 @@ pub fn parse_flags(text: &str, flags: &[&str]) -> Vec<(Span, String)> {
 /// Whether any of its memory is registered with a userfaultfd.
 pub fn has_registered_memory(pid: i32) -> bool {
     !mappings_with_flag(pid, &["um"]).is_empty()
+}
+
+/// Time that CPUs had nothing to do, of all CPUs together and since boot, in clock ticks.
+pub fn idle_ticks() -> Option<u64> {
+    parse_idle(&fs::read_to_string("/proc/stat").ok()?)
+}
+
+/// Parses the first line of `/proc/stat`: idle time and time idle while waiting for devices.
+pub fn parse_idle(text: &str) -> Option<u64> {
+    let mut fields = text.lines().next()?.strip_prefix("cpu ")?.split_ascii_whitespace().skip(3);
+    let (idle, waiting) = (fields.next()?.parse::<u64>().ok()?, fields.next()?.parse::<u64>().ok()?);
+    idle.checked_add(waiting)
 }
 
 /// When `thread` of `pid` was last on its CPU, in milliseconds of that CPU's own clock (`CONFIG_SCHED_DEBUG`); none where
@@ -282,6 +294,13 @@ mod tests {
                     2000-5000 rw-p 00000000 00:00 0 \nVmFlags: rd wr wf um \nVmFlags: wf\nnonsense\n";
         let found = parse_flags(text, &["wf", "dc"]);
         assert_eq!(found, [(Span { start: Address(0x2000), end: Address(0x5000) }, "wf".to_owned())]);
+    }
+
+    #[test]
+    fn idle_time_is_that_of_all_cpus() {
+        assert_eq!(parse_idle("cpu  10 20 30 400 5 0 1 2 0 0\ncpu0 1 2 3 4 5"), Some(405));
+        assert_eq!(parse_idle("cpu0 1 2 3 4 5"), None);
+        assert_eq!(parse_idle(""), None);
     }
 
     #[test]

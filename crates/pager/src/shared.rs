@@ -108,6 +108,8 @@ pub struct Shared {
     pub thread: AtomicI32,
     /// Whether it runs in the idle class now.
     pub idle: AtomicBool,
+    /// Whether every CPU of the machine is busy.
+    pub crowded: AtomicBool,
     /// Until when (monotonic nanoseconds) it must not enter the idle class.
     pub idle_forbidden_until_ns: AtomicU64,
     /// Forked children that are served and have no agent.

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 
 use spillway_core::evict::Run;
 use spillway_core::page::BufferIndex;
-use spillway_core::{Address, Span, TargetId};
+use spillway_core::{Address, TargetId};
 
 use crate::adopt::Agent;
 use crate::sys::agent::BATCH_PAGES;
@@ -64,8 +64,8 @@ pub struct Target {
     pub shared_runs: Vec<Run>,
     /// Whose forked child it is, until it has an agent of its own.
     pub parent: Option<TargetId>,
-    /// For a forked child: mappings that its parent had marked as not to be inherited, or to be wiped, and with which flag.
-    pub not_inherited: Vec<(Span, String)>,
+    /// For a forked child: whether it is known yet what it has inherited. Its faults wait until then.
+    pub inherits: bool,
     /// Faults that wait for room or for the end of a change of mappings.
     pub waiting: Vec<Waiting>,
 }
@@ -86,7 +86,7 @@ impl Target {
             single: 0,
             shared_runs: Vec::with_capacity(BATCH_PAGES),
             parent: None,
-            not_inherited: Vec::new(),
+            inherits: true,
             waiting: Vec::with_capacity(64),
         }
     }
@@ -101,7 +101,12 @@ impl Target {
         self.agent.is_some() && self.flight == Flight::Idle
     }
 
-    /// Whether its events may be read and its faults served now.
+    /// Whether its faults may be served now.
+    pub fn may_serve(&self) -> bool {
+        self.inherits && self.may_read()
+    }
+
+    /// Whether its events may be read now.
     pub fn may_read(&self) -> bool {
         !matches!(self.flight, Flight::Capture { .. })
     }

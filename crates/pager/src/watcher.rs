@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use spillway_core::{PAGE_BYTES_U64, Span, TargetId};
+use spillway_core::{Address, PAGE_BYTES_U64, Span, TargetId};
 
 use crate::adopt;
 use crate::driver::{Command, Homeward, Report};
@@ -21,6 +21,7 @@ use crate::removals::Removals;
 use crate::shared::Shared;
 use crate::sys::fd::{Bell, poll, readable};
 use crate::sys::pagemap::Pagemap;
+use crate::sys::process::share_memory;
 use crate::sys::ptrace::Seized;
 use crate::sys::sched;
 use crate::sys::uffd::Uffd;
@@ -51,6 +52,10 @@ const RESCUE_AFTER: Duration = Duration::from_millis(3);
 /// How long the idle class stays forbidden after a rescue.
 const RESCUE_FOR_NS: u64 = 1_000_000_000;
 
+/// How often it is looked whether CPUs are idle; a tick is 10 ms, so not much oftener.
+const CPUS_EVERY: Duration = Duration::from_millis(100);
+/// CPUs that together are idle for less than one part in so many of the time count as all busy.
+const SPARE_SHARE: u32 = 4;
 /// How often it is looked whether a debugger traces a target.
 const TRACER_EVERY: Duration = Duration::from_millis(100);
 /// How long a dying agent may take: it is on its last instructions when we hear of it.
@@ -116,6 +121,8 @@ struct Orphan {
     pid: Option<i32>,
     since: Instant,
     refused: bool,
+    /// Processes that turned out not to be it.
+    strangers: Vec<i32>,
 }
 
 /// See the module's documentation.
@@ -145,6 +152,7 @@ pub struct Watcher {
     tree_at: Option<Instant>,
     tree_changed_at: Option<Instant>,
     stalled: Option<(u64, Instant)>,
+    idle_ticks: (Instant, u64),
     maps_rest_until: Option<Instant>,
     ended: bool,
 }
@@ -179,6 +187,7 @@ impl Watcher {
             tree_at: None,
             tree_changed_at: None,
             stalled: None,
+            idle_ticks: (Instant::now(), 0),
             maps_rest_until: None,
             ended: false,
         }
@@ -237,11 +246,13 @@ impl Watcher {
                     pid: None,
                     since: Instant::now(),
                     refused: false,
+                    strangers: Vec::new(),
                 });
                 self.tell_managed();
             }
             Report::Thread(target, thread) => {
                 let pid = procfs::status_field(thread, "Tgid").and_then(|pid| pid.parse().ok());
+                self.tell_inheritance(target, pid);
                 if let (Some(pid), Some(orphan)) = (pid, self.orphans.iter_mut().find(|o| o.target == target)) {
                     orphan.pid = Some(pid);
                 }
@@ -253,6 +264,30 @@ impl Watcher {
                 self.tree_at = None;
             }
         }
+    }
+
+    /// Finds out what a forked child has of its parent's memory, from the child's own mappings: they are as they were at
+    /// the fork, and only the child itself can change them. No event tells of MADV_DONTFORK and MADV_WIPEONFORK.
+    fn tell_inheritance(&self, target: TargetId, pid: Option<i32>) {
+        let registered = |pid| procfs::mappings_with_flag(pid, &["um"]);
+        let has = pid.map(registered).unwrap_or_default();
+        if has.is_empty() {
+            // Not the child: thread ids of another pid namespace mean nothing here. The parent's mappings must do.
+            return self.tell_inheritance_from_parent(target);
+        }
+        let wiped = pid.map(|pid| procfs::mappings_with_flag(pid, &["wf"])).unwrap_or_default();
+        let spans = |marked: Vec<(Span, String)>| marked.into_iter().map(|(span, _)| span).collect();
+        self.send(Command::Inherit { target, wiped: spans(wiped), has: spans(has) });
+    }
+
+    fn tell_inheritance_from_parent(&self, target: TargetId) {
+        let parent = self.orphans.iter().find(|orphan| orphan.target == target).map(|orphan| orphan.parent);
+        let process = self.processes.iter().find(|(_, process)| parent.is_some() && process.target == parent);
+        let marked = process.map(|(&pid, _)| procfs::mappings_with_flag(pid, &["dc", "wf", "um"])).unwrap_or_default();
+        let with = |flag: &str| marked.iter().filter(|(_, carried)| carried == flag).map(|(span, _)| *span).collect();
+        let everything = Span { start: Address(0), end: Address(u64::MAX & !(PAGE_BYTES_U64 - 1)) };
+        let has = if process.is_some() { [with("um"), with("wf")].concat() } else { vec![everything] };
+        self.send(Command::Inherit { target, wiped: with("wf"), has });
     }
 
     /// The agent is dying: its process can end, or exec, only after we have taken note.
@@ -335,6 +370,7 @@ impl Watcher {
         self.keep_orphans();
         changed |= self.adopt_the_grown(unmanaged_pages);
         self.settle_removals();
+        self.watch_cpus(now);
         self.watch_fault_thread();
         self.next_look(unmanaged_pages, changed)
     }
@@ -391,6 +427,11 @@ impl Watcher {
             if size.anonymous_pages < least || (!self.orphans.is_empty() && procfs::has_registered_memory(pid)) {
                 continue;
             }
+            // A child of vfork has its parent's memory until it calls exec.
+            let managed = self.processes.iter().filter(|(_, process)| process.target.is_some());
+            if managed.into_iter().any(|(&other, _)| share_memory(pid, other)) {
+                continue;
+            }
             match self.adopt(pid, None) {
                 Ok(()) => {
                     adopted = true;
@@ -411,10 +452,18 @@ impl Watcher {
         while let Some(at) = self.orphans.iter().position(due) {
             let Some(pid) = self.orphans[at].pid else { return };
             let target = self.orphans[at].target;
-            if self.adopt(pid, Some(at)).is_ok() {
+            let adopted = self.adopt(pid, Some(at));
+            let Some(orphan) = self.orphans.iter_mut().find(|orphan| orphan.target == target) else {
                 self.processes.entry(pid).and_modify(|process| process.kept_only = true);
-            } else if let Some(orphan) = self.orphans.iter_mut().find(|orphan| orphan.target == target) {
-                orphan.refused = true;
+                continue;
+            };
+            match adopted {
+                // Not the one that it was taken for, or it ended: the right one may yet be found.
+                Err(Error::OtherMemory(_) | Error::Ended(_) | Error::NoSuchProcess(_)) => {
+                    orphan.pid = None;
+                    orphan.strangers.push(pid);
+                }
+                _ => orphan.refused = true,
             }
         }
     }
@@ -463,6 +512,7 @@ impl Watcher {
             }
             (None, Some(at)) => {
                 let orphan = self.orphans.remove(at);
+                self.tell_inheritance(orphan.target, Some(pid));
                 self.send(Command::Equip { target: orphan.target, agent });
                 self.uffds.push((orphan.target, orphan.uffd));
                 orphan.target
@@ -555,7 +605,13 @@ impl Watcher {
             let Some(parent) = parent.filter(|_| rivals == 1) else { continue };
             let taken = |pid: &i32| self.orphans.iter().any(|orphan| orphan.pid == Some(*pid));
             let mut children = procfs::children(parent).unwrap_or_default();
-            children.retain(|pid| !taken(pid) && procfs::has_registered_memory(*pid));
+            let strangers = &self.orphans[at].strangers;
+            children.retain(|pid| {
+                !taken(pid)
+                    && !strangers.contains(pid)
+                    && !share_memory(*pid, parent)
+                    && procfs::has_registered_memory(*pid)
+            });
             if let [pid] = children[..] {
                 self.orphans[at].pid = Some(pid);
             }
@@ -595,6 +651,20 @@ impl Watcher {
             let _ = commands.send(command);
             bell.ring();
         });
+    }
+
+    /// Whether any CPU had time to spare of late.
+    fn watch_cpus(&mut self, now: Instant) {
+        let (at, before) = self.idle_ticks;
+        let passed = now - at;
+        if passed < CPUS_EVERY {
+            return;
+        }
+        let Some(ticks) = procfs::idle_ticks() else { return };
+        self.idle_ticks = (now, ticks);
+        // A tick is 10 ms to user space (USER_HZ).
+        let spare = Duration::from_millis(10) * u32::try_from(ticks.saturating_sub(before)).unwrap_or(u32::MAX);
+        self.shared.crowded.store(spare < passed / SPARE_SHARE, Relaxed);
     }
 
     /// In the idle class the fault thread starves when other programs want its CPU: a fault that waits while nothing

@@ -75,3 +75,11 @@ fn complete(done: isize, wanted: usize) -> io::Result<()> {
     let done = checked(done as libc::c_long)?;
     if usize::try_from(done) == Ok(wanted) { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
 }
+
+/// Whether two processes share one address space: a child of `vfork` and its parent do until it calls exec. False where
+/// the kernel does not tell (`CONFIG_KCMP`).
+pub fn share_memory(one: i32, other: i32) -> bool {
+    const KCMP_VM: i32 = 1;
+    // SAFETY: no pointers.
+    unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_VM, 0, 0) == 0 }
+}
