@@ -213,6 +213,24 @@ FACT(debuggers_cannot_fault) {
     expect(is_quiet(uffd.fd));
 }
 
+// Danger: the kernel's own atomic operations on a lock do not wait either: EFAULT, which a C library takes for the end.
+FACT(locks_with_inheritance_cannot_fault) {
+    begin();
+    u64 memory = managed(1, 7), lock = memory + 8;
+    store(it, 0, lock, 0);
+    evict(memory, 1);
+    expect_is(call(it, 2, SYS_futex, lock, FUTEX_LOCK_PI_PRIVATE, 0, 0), -EFAULT);
+    u64 other = (u64)argument(it, 0);
+    expect_is(call(it, 2, SYS_futex, other, FUTEX_WAKE_OP_PRIVATE, 1, 1, lock, FUTEX_OP(FUTEX_OP_ADD, 1, FUTEX_OP_CMP_EQ, 0)), -EFAULT);
+    expect(is_quiet(uffd.fd));
+    // Plain waiting does.
+    tell(it, 2, ORDER_CALL(SYS_futex, lock, FUTEX_WAIT_PRIVATE, 5, 0));
+    expect_is(next_message(uffd.fd, FAULT).b, memory);
+    expect_is(copy(uffd.fd, memory, page_of(0), 1), 0);
+    expect_is(answer_of(it, 2).value, -EAGAIN);
+    expect_is(call(it, 2, SYS_futex, lock, FUTEX_LOCK_PI_PRIVATE, 0, 0), 0);
+}
+
 // process_vm_readv and process_vm_writev do wait.
 FACT(another_process_can_fault) {
     begin();
