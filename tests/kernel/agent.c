@@ -1,6 +1,7 @@
 // What an agent is made of: a thread with a descriptor table of its own, and memory that children do not get.
 #include "kernel.h"
 #include <sys/file.h>
+#include <sys/ptrace.h>
 
 FACT(an_agent_keeps_its_descriptors) {
     begin();
@@ -110,6 +111,25 @@ FACT(stopping_a_process_stops_its_agent) {
     expect(!answered_within(it, AGENT, 100));
     kill(it->pid, SIGCONT);
     expect_is(answer_of(it, AGENT).value, it->pid);
+}
+
+// Unless it is traced: its tracer is told of the stop, and may let it go on while all other threads stay stopped.
+FACT(a_traced_agent_goes_on_in_a_stopped_process) {
+    begin();
+    start_agent(it);
+    expect(call(it, AGENT, SYS_getpid, 0) == it->pid);
+    pid_t agent = it->tids[AGENT];
+    if (ptrace(PTRACE_SEIZE, agent, 0, 0)) skip("ptrace: %m");
+    kill(it->pid, SIGSTOP);
+    int status = 0;
+    expect_is(waitpid(agent, &status, __WALL), agent);
+    expect(status >> 8 == (SIGSTOP | PTRACE_EVENT_STOP << 8));
+    expect_is(ptrace(PTRACE_CONT, agent, 0, 0), 0);
+    expect_is(call(it, AGENT, SYS_getpid, 0), it->pid);
+    tell(it, 2, ORDER_CALL(SYS_getpid, 0));
+    expect(!answered_within(it, 2, 50));
+    kill(it->pid, SIGCONT);
+    expect_is(answer_of(it, 2).value, it->pid);
 }
 
 FACT(a_new_program_ends_the_agent) {
