@@ -9,6 +9,9 @@ use crate::pager::Pager;
 use crate::streams::BLOCK_PAGES_MAX;
 use crate::units::{Address, PageIndex, Span, TargetId};
 
+/// The most pages that are ever captured at once: what the agent's control pages have room for.
+pub const BATCH_PAGES_MAX: u64 = 128;
+
 /// Adjacent pages of one target to capture with one move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
@@ -47,7 +50,7 @@ pub struct Write {
 impl Pager {
     /// Pages that should be free before the next burst of faults, given the budget.
     fn reserve_pages(&self) -> u64 {
-        (self.budget_pages() / 64).clamp(8, 64)
+        self.batch_pages()
     }
 
     /// Pages that are kept in buffers, after capture, for the chance that they come back.
@@ -80,9 +83,10 @@ impl Pager {
         (2 * self.reserve_pages()).saturating_sub(coming) + over
     }
 
-    /// The most pages to capture at once: a small budget should not lose a large part of itself to one batch.
+    /// The most pages to capture at once. Large, because a batch has a fixed cost, and because then fewer than one fault in
+    /// a hundred meets one; but a small budget should not lose a large part of itself to it.
     pub fn batch_pages(&self) -> u64 {
-        (self.budget_pages() / 128).clamp(8, 64)
+        (self.budget_pages() / 256).clamp(8, BATCH_PAGES_MAX)
     }
 
     /// Chooses up to `most` pages of one target to capture, as runs of adjacent pages appended to `runs`. Targets for

@@ -421,6 +421,13 @@ impl Pager {
         self.note_local();
     }
 
+    /// Only the first `pages` of a fetch can be installed: the others stay in the store.
+    pub fn shorten(&mut self, plan: Plan, pages: u64) -> Plan {
+        let Plan::Fetch { address, page, pages: planned } = plan else { unreachable!("only fetches are shortened") };
+        (pages..planned).for_each(|i| self.step(page.plus(i), Step::PutBack));
+        Plan::Fetch { address, page, pages: pages.min(planned) }
+    }
+
     /// The store could not give the page that `plan`, a fetch, asked for first (`within` pages into it). The pages
     /// before it may be installed: the plan for those, if any.
     pub fn fetch_failed(&mut self, plan: Plan, within: u64) -> Option<Plan> {

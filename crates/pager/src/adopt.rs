@@ -352,11 +352,9 @@ impl Setup {
     /// was, and there may be several. It refuses a move for another address space (EINVAL) before it looks for the
     /// destination, which does not exist (ENOENT).
     fn check_memory(&mut self, number: i32, scratch: Address) -> Result<(), Error> {
-        /// The last page of user space, which nothing is ever mapped to.
-        const NOWHERE: u64 = 0x7fff_ffff_e000;
         const TRIES: usize = 1000;
         let pid = self.pid;
-        let words = [NOWHERE, self.staging.0, PAGE_BYTES_U64, 0, 0];
+        let words = [uffd::NOWHERE.0, self.staging.0, PAGE_BYTES_U64, 0, 0];
         let image: Vec<u8> = words.iter().flat_map(|word: &u64| word.to_ne_bytes()).collect();
         process::write_memory(pid, scratch, &image)
             .map_err(|error| Error::System { what: "writing to the target", error })?;

@@ -47,7 +47,7 @@ pub fn doctor() -> Vec<Check> {
 /// With the first reason found.
 pub fn usable() -> Result<(), Error> {
     let release = release();
-    if !parse_release(&release).is_some_and(|version| version >= KERNEL_OLDEST) {
+    if parse_release(&release).is_none_or(|version| version < KERNEL_OLDEST) {
         return Err(Error::KernelTooOld { found: release });
     }
     let uffd = open_userfaultfd().map_err(Error::NoUserfaultfd)?;

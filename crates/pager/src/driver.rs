@@ -24,6 +24,7 @@ use crate::shared::Shared;
 use crate::sys::agent::BATCH_PAGES;
 use crate::sys::clock::now_ns;
 use crate::sys::fd::{Bell, Heard, poll, readable, receive_byte};
+use crate::sys::pagemap::Pagemap;
 use crate::sys::process::read_pages;
 use crate::sys::sched::{Cpus, thread_id};
 use crate::sys::uffd::{Event, Message, Uffd};
@@ -322,13 +323,15 @@ impl Driver {
             Ok(read) => read.len(),
             Err(_) => 0,
         };
-        for message in &messages[..count] {
-            match message.decode() {
-                Event::Fault { address, thread, write } => {
-                    self.serve(at, Waiting { address: address.page(), write, since_ns: read_ns });
-                    self.note_thread(at, thread);
-                }
-                event => self.change(at, event),
+        // The kernel hands out faults first. But a change that was read has happened by the time a fault is served, and
+        // whoever made it goes on: what it made void must not be installed any more.
+        for message in messages[..count].iter().filter(|message| !message.is_fault()) {
+            self.change(at, message.decode());
+        }
+        for message in messages[..count].iter().filter(|message| message.is_fault()) {
+            if let Event::Fault { address, thread, write } = message.decode() {
+                self.serve(at, Waiting { address: address.page(), write, since_ns: read_ns });
+                self.note_thread(at, thread);
             }
         }
     }
@@ -412,7 +415,7 @@ impl Driver {
                 let _ = target.uffd.wake(span);
             }
             Event::Fork(uffd) => self.fork(at, uffd),
-            Event::Fault { .. } | Event::Unknown(_) => {}
+            Event::Fault { .. } | Event::Unknown => {}
         }
     }
 
@@ -529,7 +532,10 @@ impl Driver {
         if self.release.is_some() {
             self.bring_home();
         } else if self.core.wanted_captures() > 0 {
-            self.evict();
+            // While faults keep coming they are served from the reserve, and pages leave when it runs low.
+            if !busy || self.core.free_pages() < self.core.batch_pages() / 4 {
+                self.evict();
+            }
         } else if !busy {
             self.drop_staged();
             self.untidy = self.hands.store.tidy();
@@ -664,6 +670,7 @@ impl Driver {
             Command::Equip { target, agent } => {
                 if let Some(target) = self.target(target) {
                     target.pid = agent.pid;
+                    target.pagemap = Pagemap::open(agent.pid).ok();
                     target.parent = None;
                     target.agent = Some(agent);
                 }
@@ -793,18 +800,23 @@ impl Hands {
     fn perform(&mut self, plan: Plan, write: bool, target: &Target, core: &mut Pager) -> (Plan, Outcome) {
         let outcome = match plan {
             // The kernel's zero page costs no memory; but the first write to it costs a second fault.
-            Plan::Zero { address, pages, .. } if write => target.uffd.copy(address, &self.zeros[..index(pages)]),
+            Plan::Zero { address, pages, .. } if write => {
+                let pages = target.clear_pages(address, pages);
+                target.uffd.copy(address, &self.zeros[..index(pages)])
+            }
             Plan::Zero { address, pages, .. } => target.uffd.zero(address, pages),
             Plan::Buffer { address, buffer, .. } => {
                 target.uffd.copy(address, std::slice::from_ref(&self.buffers[buffer.0 as usize]))
             }
             Plan::Fetch { address, page, pages } => {
+                let clear = target.clear_pages(address, pages);
+                let (plan, pages) = (core.shorten(plan, clear), clear);
                 let failed = (0..pages).find(|&i| {
                     let handle = core.handle_of(page.plus(i)).map(to_handle);
                     handle.map(|handle| self.store.get(handle, &mut self.block[index(i)])) != Some(Ok(()))
                 });
                 match failed.map(|at| core.fetch_failed(plan, at)) {
-                    None => target.uffd.copy(address, &self.block[..index(pages)]),
+                    None => return (plan, target.uffd.copy(address, &self.block[..index(pages)])),
                     Some(Some(shorter @ Plan::Fetch { address, pages, .. })) => {
                         return (shorter, target.uffd.copy(address, &self.block[..index(pages)]));
                     }

@@ -35,7 +35,7 @@ impl Mapping {
         let (_offset, _device) = (fields.next()?, fields.next()?);
         let file = fields.next()? != "0";
         let name = fields.collect::<Vec<_>>().join(" ");
-        (start < end && start.page() == start && end.page() == end).then(|| Self {
+        (start < end && start.page() == start && end.page() == end).then_some(Self {
             span: Span { start, end },
             readable: r == b'r',
             writable: w == b'w',

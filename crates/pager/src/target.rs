@@ -4,11 +4,12 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 
 use spillway_core::evict::Run;
 use spillway_core::page::BufferIndex;
-use spillway_core::{Address, TargetId};
+use spillway_core::{Address, Span, TargetId};
 
 use crate::adopt::Agent;
 use crate::sys::agent::BATCH_PAGES;
 use crate::sys::fd::send_byte;
+use crate::sys::pagemap::Pagemap;
 use crate::sys::uffd::Uffd;
 
 /// A fault that could not be served at once.
@@ -45,6 +46,8 @@ pub struct Target {
     pub pid: i32,
     /// Its userfaultfd.
     pub uffd: Uffd,
+    /// Its page tables, once its process is known.
+    pub pagemap: Option<Pagemap>,
     /// Its agent; without one it is served and not evicted.
     pub agent: Option<Agent>,
     /// What the agent does.
@@ -77,6 +80,7 @@ impl Target {
             id,
             pid,
             uffd,
+            pagemap: agent.as_ref().and_then(|agent| Pagemap::open(agent.pid).ok()),
             agent,
             flight: Flight::Idle,
             runs: Vec::with_capacity(BATCH_PAGES),
@@ -88,6 +92,22 @@ impl Target {
             parent: None,
             inherits: true,
             waiting: Vec::with_capacity(64),
+        }
+    }
+
+    /// How many of `pages` pages from `address` on may be installed besides the first, for which a thread waits: those before
+    /// the first that is there, or is a guard. UFFDIO_COPY would overwrite a guard page (`MADV_GUARD_INSTALL`, seen with
+    /// 6.18), of which no event tells.
+    pub fn clear_pages(&self, address: Address, pages: u64) -> u64 {
+        if pages <= 1 {
+            return pages;
+        }
+        let Some(pagemap) = &self.pagemap else { return 1 };
+        let span = Span { start: address.plus_pages(1), end: address.plus_pages(pages) };
+        let mut end = span.end;
+        match pagemap.populated(span, |there| end = end.min(there.start)) {
+            Ok(()) => end.pages_since(address),
+            Err(_) => 1,
         }
     }
 

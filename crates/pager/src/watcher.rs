@@ -259,8 +259,7 @@ impl Watcher {
             }
             Report::AgentGone(target) => {
                 self.reap_agent(target);
-                // It ended, or called exec: the next look tells which, and a new program is adopted anew when it grows.
-                self.end_target(target);
+                self.lose_agent(target);
                 self.tree_at = None;
             }
         }
@@ -285,9 +284,25 @@ impl Watcher {
         let process = self.processes.iter().find(|(_, process)| parent.is_some() && process.target == parent);
         let marked = process.map(|(&pid, _)| procfs::mappings_with_flag(pid, &["dc", "wf", "um"])).unwrap_or_default();
         let with = |flag: &str| marked.iter().filter(|(_, carried)| carried == flag).map(|(span, _)| *span).collect();
-        let everything = Span { start: Address(0), end: Address(u64::MAX & !(PAGE_BYTES_U64 - 1)) };
+        let everything = Span { start: Address(0), end: Address(!(PAGE_BYTES_U64 - 1)) };
         let has = if process.is_some() { [with("um"), with("wf")].concat() } else { vec![everything] };
         self.send(Command::Inherit { target, wiped: with("wf"), has });
+    }
+
+    /// The agent is gone. Its address space ended with it, as a rule (exit, exec); if not, it is served on and gets another.
+    fn lose_agent(&mut self, target: TargetId) {
+        let Some(at) = self.uffds.iter().position(|(id, _)| *id == target) else { return };
+        let pid = self.processes.iter().find(|(_, process)| process.target == Some(target)).map(|(&pid, _)| pid);
+        if !self.uffds[at].1.is_alive() {
+            return self.end_target(target);
+        }
+        let (_, uffd) = self.uffds.swap_remove(at);
+        if let Some(process) = pid.and_then(|pid| self.processes.get_mut(&pid)) {
+            process.target = None;
+        }
+        let (since, strangers) = (Instant::now(), Vec::new());
+        self.orphans.push(Orphan { target, parent: target, uffd, pid, since, refused: false, strangers });
+        self.tell_managed();
     }
 
     /// The agent is dying: its process can end, or exec, only after we have taken note.
@@ -482,6 +497,7 @@ impl Watcher {
         if private * 2 > size.anonymous_pages {
             process.kept_only = false;
             self.read_mappings(pid);
+            self.find_resident(pid);
         }
     }
 
@@ -529,6 +545,19 @@ impl Watcher {
         process.read_at = None;
         self.tell_managed();
         Ok(())
+    }
+
+    /// Tells the fault thread which pages are resident in regions that a child has from its parent.
+    fn find_resident(&mut self, pid: i32) {
+        let Some(&Process { target: Some(target), staging, .. }) = self.processes.get(&pid) else { return };
+        let Ok(mappings) = procfs::mappings(pid) else { return };
+        let Some(pagemap) = self.processes.get(&pid).and_then(|process| process.pagemap.as_ref()) else { return };
+        let mut found = Vec::new();
+        for span in manageable(&mappings, staging) {
+            // A process that is gone has nothing to be found.
+            let _ = pagemap.populated(span, |span| found.push(span));
+        }
+        self.send(Command::Found { target, spans: found });
     }
 
     /// Registers what is new in a process, and tells the fault thread which pages of it are resident.

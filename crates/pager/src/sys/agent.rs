@@ -20,7 +20,8 @@ use super::uffd::{IOC_MOVE, IOC_REGISTER, IOC_UNREGISTER, MOVE_ALLOW_SRC_HOLES};
 use super::uffd::{MoveArgument, RangeArgument, RegisterArgument};
 
 /// Moves in one batch, and pages in the staging area.
-pub const BATCH_PAGES: usize = 64;
+pub const BATCH_PAGES: usize = 128;
+const _: () = assert!(BATCH_PAGES as u64 == spillway_core::evict::BATCH_PAGES_MAX);
 /// Bytes of the agent's code.
 pub const CODE_BYTES: u64 = PAGE_BYTES_U64;
 /// Bytes of the control pages.

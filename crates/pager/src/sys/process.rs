@@ -52,7 +52,7 @@ pub fn write_memory(pid: i32, address: Address, from: &[u8]) -> io::Result<()> {
 /// As [`read_memory`].
 pub fn read_pages(pid: i32, address: Address, buffers: &mut [Page], order: &[usize]) -> io::Result<()> {
     /// The most pages a capture holds, well below the kernel's limit of 1024 vectors.
-    const VECTORS: usize = 64;
+    const VECTORS: usize = super::agent::BATCH_PAGES;
     let mut vectors = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; VECTORS];
     for (vector, &at) in vectors[..order.len()].iter_mut().zip(order) {
         *vector = libc::iovec { iov_base: buffers[at].as_mut_ptr().cast(), iov_len: PAGE_BYTES };

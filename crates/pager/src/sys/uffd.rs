@@ -90,6 +90,9 @@ pub struct MoveArgument {
     pub moved: i64,
 }
 
+/// The last page of user space, which nothing is ever mapped to.
+pub const NOWHERE: Address = Address(0x7fff_ffff_e000);
+
 const _: () = {
     assert!(size_of::<ApiArgument>() == 0x18);
     assert!(size_of::<RegisterArgument>() == 0x20);
@@ -149,10 +152,15 @@ pub enum Event {
     /// A mapping is gone.
     Unmap(Span),
     /// An event of a newer kernel.
-    Unknown(u8),
+    Unknown,
 }
 
 impl Message {
+    /// Whether it tells of a fault, and not of a change.
+    pub fn is_fault(&self) -> bool {
+        self.event == 0x12
+    }
+
     /// The event in it. Takes ownership of a fork's descriptor: call it once a message.
     pub fn decode(&self) -> Event {
         let [a, b, c] = self.arguments;
@@ -172,7 +180,7 @@ impl Message {
             0x14 => Event::Remap { from: Address(a), to: Address(b), bytes: c },
             0x15 => Event::Remove(span),
             0x16 => Event::Unmap(span),
-            other => Event::Unknown(other),
+            _ => Event::Unknown,
         }
     }
 }
@@ -238,8 +246,8 @@ impl Uffd {
 
     /// Whether the target's address space still exists.
     pub fn is_alive(&self) -> bool {
-        // The first page is never registered: a live address space answers ENOENT, a dead one ESRCH.
-        let span = Span::of_pages(Address(0), 1);
+        // Nothing is ever mapped there: a live address space answers ENOENT, a dead one ESRCH.
+        let span = Span::of_pages(NOWHERE, 1);
         let mut argument = FillArgument { range: span.into(), mode: 0, done: 0 };
         let answer = self.call(IOC_ZEROPAGE, &mut argument);
         !matches!(answer, Err(error) if error.raw_os_error() == Some(libc::ESRCH))
