@@ -104,6 +104,9 @@ impl Pager {
                 // All the way round: from here on, pages would be chosen twice.
                 break;
             }
+            if self.is_kept(page) {
+                continue;
+            }
             if let Some((run, region)) = &mut last {
                 let next = run.address.plus_pages(run.pages);
                 if page == run.page.plus(run.pages) && next < region.end && run.pages < BLOCK_PAGES_MAX {
@@ -129,6 +132,21 @@ impl Pager {
         }
         runs.extend(last.map(|(run, _)| run));
         whose
+    }
+
+    /// From now on the pages at `addresses`, and no others of `target`, stay where they are once they are mapped: the kernel
+    /// touches them where it cannot wait for a fault.
+    pub fn keep(&mut self, target: TargetId, addresses: &[Address]) {
+        self.kept.retain(|(_, whose)| *whose != target);
+        for &address in addresses {
+            let region = self.regions.at(target, address.page());
+            self.kept.extend(region.map(|region| (region.page_at(address.page()), target)));
+        }
+        self.kept.sort_unstable();
+    }
+
+    fn is_kept(&self, page: PageIndex) -> bool {
+        self.kept.binary_search_by_key(&page, |(kept, _)| *kept).is_ok()
     }
 
     /// A free buffer for a captured page, to be named in [`Pager::captured`] next.

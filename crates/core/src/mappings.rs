@@ -99,7 +99,8 @@ impl Pager {
     /// The target is gone, with all of its memory.
     pub fn ended(&mut self, target: TargetId) {
         self.vacated.retain(|vacated| vacated.target != target);
-        self.forget_all(target, Span { start: Address(0), end: Address(u64::MAX & !0xfff) });
+        self.kept.retain(|(_, whose)| *whose != target);
+        self.forget_all(target, Span { start: Address(0), end: Address(!0xfff) });
     }
 
     /// `parent` forked: the child's address space starts with what the parent had evicted. What is resident is shared

@@ -163,6 +163,8 @@ pub struct Pager {
     pub(crate) store_full: bool,
     pub(crate) set_aside: u64,
     pub(crate) vacated: Vec<Vacated>,
+    /// Pages that must not leave, in order, each target's renewed as a whole.
+    pub(crate) kept: Vec<(PageIndex, TargetId)>,
     buffers: u32,
     budget: Budget,
     overdraft: u64,
@@ -188,6 +190,7 @@ impl Pager {
             store_full: false,
             set_aside: 0,
             vacated: Vec::new(),
+            kept: Vec::new(),
             buffers: config.buffers,
             budget: config.budget,
             overdraft: 0,

@@ -101,13 +101,19 @@ pub fn is_agent(pid: i32, thread: i32) -> bool {
 }
 
 /// Puts an agent into `pid`. `forked` is the userfaultfd that the kernel made when the process was forked from one under
-/// management; without it a new one is made.
+/// management; without it a new one is made. `while_stopped` is called while one thread of the process, which may be its only
+/// one, is stopped.
 ///
 /// Must be called from the thread that will later call [`Agent::leave`].
 ///
 /// # Errors
 /// As [`Error`] says; the target is as it was then.
-pub fn adopt(pid: i32, forked: Option<&Uffd>, kill_on_death: bool) -> Result<(Agent, Option<Uffd>), Error> {
+pub fn adopt(
+    pid: i32,
+    forked: Option<&Uffd>,
+    kill_on_death: bool,
+    while_stopped: impl FnOnce(),
+) -> Result<(Agent, Option<Uffd>), Error> {
     examine(pid)?;
     let filtered = procfs::status_field(pid, "Seccomp").is_some_and(|mode| mode != "0");
     // A program may put a filter on all of its threads at any time later (SECCOMP_FILTER_FLAG_TSYNC), ours among them.
@@ -141,6 +147,7 @@ pub fn adopt(pid: i32, forked: Option<&Uffd>, kill_on_death: bool) -> Result<(Ag
     let mask = first.signal_mask().map_err(explain)?;
     first.set_signal_mask(u64::MAX).map_err(explain)?;
     let begun = begin(&mut first, &saved, instruction);
+    while_stopped();
     let spare = begun.as_ref().ok().map(|(staging, _)| staging.plus_pages(BATCH_PAGES as u64).plus_bytes(SPARE_OFFSET));
     restart::repeat(pid, thread, &mut saved, slept_ns, spare);
     // The thread is put back exactly as it was, whatever happened.

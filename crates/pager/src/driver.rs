@@ -87,6 +87,13 @@ pub enum Command {
         /// For the answer.
         reply: Sender<Vec<Span>>,
     },
+    /// The pages at these addresses must not leave.
+    Keep {
+        /// Whose.
+        target: TargetId,
+        /// Where.
+        addresses: Vec<Address>,
+    },
     /// These pages are resident.
     Found {
         /// Whose.
@@ -679,6 +686,7 @@ impl Driver {
             Command::Register { target, spans, reply } => {
                 let _ = reply.send(self.register(target, &spans));
             }
+            Command::Keep { target, addresses } => self.core.keep(target, &addresses),
             Command::Found { target, spans } => spans.iter().for_each(|&span| self.core.found(target, span)),
             Command::RemovalSeen { target, gone } => {
                 gone.iter().for_each(|&span| self.core.removal_seen(target, span));

@@ -21,7 +21,7 @@ use crate::removals::Removals;
 use crate::shared::Shared;
 use crate::sys::fd::{Bell, poll, readable};
 use crate::sys::pagemap::Pagemap;
-use crate::sys::process::share_memory;
+use crate::sys::process::{robust_list, share_memory};
 use crate::sys::ptrace::Seized;
 use crate::sys::sched;
 use crate::sys::uffd::Uffd;
@@ -58,6 +58,8 @@ const CPUS_EVERY: Duration = Duration::from_millis(100);
 const SPARE_SHARE: u32 = 4;
 /// How often it is looked whether a debugger traces a target.
 const TRACER_EVERY: Duration = Duration::from_millis(100);
+/// How far before its robust list a thread's descriptor may begin, with its thread id in it: 0x2e0 bytes in glibc 2.36.
+const DESCRIPTOR_BYTES: u64 = 0x300;
 /// How long a dying agent may take: it is on its last instructions when we hear of it.
 const REAP_WITHIN: Duration = Duration::from_millis(100);
 /// A forked child that lives longer gets an agent, which keeps its userfaultfd open should this pager die. Most forked
@@ -503,7 +505,13 @@ impl Watcher {
 
     fn adopt(&mut self, pid: i32, forked: Option<usize>) -> Result<(), Error> {
         let kill = self.on_pager_death == OnPagerDeath::KillTarget;
-        let (mut agent, fresh) = adopt::adopt(pid, forked.map(|at| &self.orphans[at].uffd), kill)?;
+        // A forked child that has raised no fault yet: as long as its one thread is stopped, nobody can change its mappings.
+        let inheritance = || {
+            if let Some(at) = forked {
+                self.tell_inheritance(self.orphans[at].target, Some(pid));
+            }
+        };
+        let (mut agent, fresh) = adopt::adopt(pid, forked.map(|at| &self.orphans[at].uffd), kill, inheritance)?;
         let seized = agent.seized.take();
         let agent_thread = agent.thread;
         self.shared.pause_ns.fetch_max(agent.pause_ns, Relaxed);
@@ -528,7 +536,6 @@ impl Watcher {
             }
             (None, Some(at)) => {
                 let orphan = self.orphans.remove(at);
-                self.tell_inheritance(orphan.target, Some(pid));
                 self.send(Command::Equip { target: orphan.target, agent });
                 self.uffds.push((orphan.target, orphan.uffd));
                 orphan.target
@@ -582,6 +589,11 @@ impl Watcher {
                 }
             }
         }
+        // A thread that ends cannot wait for a fault: what the kernel reads and clears of it then must be there.
+        let threads = procfs::threads(pid).unwrap_or_default();
+        let lists = threads.iter().filter_map(|&thread| robust_list(thread));
+        let addresses = lists.flat_map(|head| [Address(head.0.saturating_sub(DESCRIPTOR_BYTES)), head]).collect();
+        let _ = self.commands.send(Command::Keep { target, addresses });
         process.seen = size;
         process.read_at = Some(begun);
         self.maps_rest_until = Some(Instant::now() + begun.elapsed() * MAPS_SHARE);

@@ -83,3 +83,12 @@ pub fn share_memory(one: i32, other: i32) -> bool {
     // SAFETY: no pointers.
     unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_VM, 0, 0) == 0 }
 }
+
+/// Where `thread` has its list of robust mutexes (`get_robust_list(2)`); in glibc that is the thread's own descriptor, with
+/// the word that the kernel clears when the thread ends.
+pub fn robust_list(thread: i32) -> Option<Address> {
+    let (mut head, mut length) = (0_u64, 0_usize);
+    // SAFETY: both are writable.
+    let answer = unsafe { libc::syscall(libc::SYS_get_robust_list, thread, &raw mut head, &raw mut length) };
+    (answer == 0 && head != 0).then_some(Address(head))
+}

@@ -7,6 +7,7 @@ use std::io;
 
 use super::clock::now_ns;
 use super::fd::checked;
+use crate::procfs;
 
 /// `PTRACE_O_TRACECLONE`: threads it creates are seized too, before their first instruction.
 const TRACE_CLONE: usize = 1 << 3;
@@ -31,6 +32,10 @@ pub struct Seized {
     reaped: bool,
 }
 
+/// Between two looks for a stop: a system call in a target takes about this long.
+const NAP: std::time::Duration = std::time::Duration::from_micros(5);
+/// Naps between two looks whether the thread is dead.
+const NAPS_PER_LOOK: u32 = 64;
 /// How long a thread that is being killed may take to end.
 const END_DEADLINE_NS: u64 = 100_000_000;
 
@@ -86,18 +91,24 @@ impl Seized {
     }
 
     /// Waits for its next stop; returns the ptrace event in it (zero for a plain trap) and its signal.
+    ///
+    /// Never blocks in `waitpid`: the end of a process's first thread is told only after that of the others, which may be
+    /// waiting for us to take note of theirs.
     fn wait_stop(&mut self, deadline_ns: Option<u64>) -> Result<(i32, i32), CallError> {
+        let mut naps = 0_u32;
         loop {
             let mut status = 0;
-            let flags = libc::__WALL | if deadline_ns.is_some() { libc::WNOHANG } else { 0 };
             // SAFETY: `status` is writable.
-            match unsafe { libc::waitpid(self.thread, &raw mut status, flags) } {
+            match unsafe { libc::waitpid(self.thread, &raw mut status, libc::__WALL | libc::WNOHANG) } {
                 0 if deadline_ns.is_some_and(|deadline| now_ns() > deadline) => return Err(CallError::Stuck),
-                0 => std::thread::sleep(std::time::Duration::from_micros(5)),
-                -1 => match io::Error::last_os_error() {
-                    error if error.raw_os_error() == Some(libc::EINTR) => {}
-                    error => return Err(error.into()),
-                },
+                0 => {
+                    naps += 1;
+                    if naps % NAPS_PER_LOOK == 0 && self.is_dead() {
+                        return Err(CallError::Ended);
+                    }
+                    std::thread::sleep(NAP);
+                }
+                -1 => return Err(io::Error::last_os_error().into()),
                 _ if libc::WIFSTOPPED(status) => {
                     self.stopped = true;
                     return Ok((status >> 16, libc::WSTOPSIG(status)));
@@ -108,6 +119,10 @@ impl Seized {
                 }
             }
         }
+    }
+
+    fn is_dead(&self) -> bool {
+        procfs::stat(self.thread).map_or(true, |stat| matches!(stat.state, b'Z' | b'X'))
     }
 
     /// Lets it run on if it has stopped: a process that is stopped and continued as a whole leaves seized threads to
