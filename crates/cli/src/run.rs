@@ -67,6 +67,9 @@ pub(crate) fn run(args: &Args) -> Result<u8, Failure> {
             if !args.quiet {
                 say::note(report::summary(&snapshot));
             }
+            if let Some(why) = &snapshot.refused {
+                say::note(format!("a process ran without a budget: {why}"));
+            }
             // The program did its work: its status counts, whatever became of the counters.
             let written = stats.map_or(Ok(()), |stats| stats.write(&snapshot));
             written.unwrap_or_else(say::note);

@@ -61,6 +61,8 @@ pub struct Snapshot {
     pub pid: i32,
     /// All processes under management.
     pub pids: Vec<i32>,
+    /// Why the last process that could not be adopted could not, if there was one: it runs on without a budget.
+    pub refused: Option<String>,
     /// Processes under management now.
     pub processes: u64,
     /// Distinct memory the targets hold now, wherever it is.

@@ -1,5 +1,6 @@
 //! What the fault thread tells the others: one writer, any number of readers, no lock.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
 
 use spillway_core::PAGE_BYTES_U64;
@@ -112,6 +113,8 @@ pub struct Shared {
     pub crowded: AtomicBool,
     /// Until when (monotonic nanoseconds) it must not enter the idle class.
     pub idle_forbidden_until_ns: AtomicU64,
+    /// Why a process could not be adopted. Only the watcher writes it, and no fault waits for it.
+    pub refused: Mutex<Option<String>>,
     /// Forked children that are served and have no agent.
     pub orphans: AtomicU64,
     /// The longest stop of a target's thread for adoption.
@@ -168,6 +171,7 @@ impl Shared {
         let bytes = |number: &AtomicU64| number.load(Relaxed).saturating_mul(PAGE_BYTES_U64);
         Snapshot {
             processes: get(&n.processes),
+            refused: self.refused.lock().ok().and_then(|refused| refused.clone()),
             touched_bytes: bytes(&n.touched_pages),
             local_bytes: bytes(&n.local_pages),
             local_peak_bytes: bytes(&n.local_peak_pages),

@@ -455,8 +455,11 @@ impl Watcher {
                     self.read_mappings(pid);
                 }
                 Err(Error::Ended(_) | Error::NoSuchProcess(_)) => self.forget(pid),
-                Err(_) => {
+                Err(error) => {
                     self.processes.entry(pid).and_modify(|process| process.refused = true);
+                    if let Ok(mut refused) = self.shared.refused.lock() {
+                        *refused = Some(error.to_string());
+                    }
                 }
             }
         }

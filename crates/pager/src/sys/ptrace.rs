@@ -103,7 +103,7 @@ impl Seized {
                 0 if deadline_ns.is_some_and(|deadline| now_ns() > deadline) => return Err(CallError::Stuck),
                 0 => {
                     naps += 1;
-                    if naps % NAPS_PER_LOOK == 0 && self.is_dead() {
+                    if naps.is_multiple_of(NAPS_PER_LOOK) && self.is_dead() {
                         return Err(CallError::Ended);
                     }
                     std::thread::sleep(NAP);
