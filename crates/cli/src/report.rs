@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 pub(crate) fn summary(of: &Snapshot) -> String {
     format!(
         "peak {} local, {} stored in {}, {} faults, p50 {:.1} us, p99 {:.1} us",
-        Bytes(of.local_peak_bytes),
+        Bytes(of.burst_peak_bytes),
         Bytes(of.stored_bytes),
         Bytes(of.stored_compressed_bytes),
         of.faults,

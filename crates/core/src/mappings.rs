@@ -43,6 +43,7 @@ impl Pager {
                 }
             }
         }
+        self.in_burst |= self.local_pages() > self.budget_pages();
         self.note_local();
     }
 

@@ -53,8 +53,10 @@ pub struct Counters {
     pub stuck_pages: u64,
     /// Pages lost by the store.
     pub lost_pages: u64,
-    /// The most pages that were local at one time.
+    /// The most pages that were local at one time, but for those that a scan had just found beyond the budget.
     pub local_peak_pages: u64,
+    /// The most pages that were local at one time.
+    pub burst_peak_pages: u64,
 }
 
 /// What the driver is to do about a fault.
@@ -169,6 +171,8 @@ pub struct Pager {
     budget: Budget,
     overdraft: u64,
     used_peak: u64,
+    /// A scan found pages beyond the budget, and eviction has not caught up yet.
+    pub(crate) in_burst: bool,
 }
 
 impl Pager {
@@ -195,6 +199,7 @@ impl Pager {
             budget: config.budget,
             overdraft: 0,
             used_peak: 0,
+            in_burst: false,
         }
     }
 
@@ -478,6 +483,11 @@ impl Pager {
     /// Keeps the peaks; call it after pages became local.
     pub(crate) fn note_local(&mut self) {
         self.used_peak = self.used_peak.max(self.table.used());
-        self.counters.local_peak_pages = self.counters.local_peak_pages.max(self.local_pages());
+        let local = self.local_pages();
+        self.counters.burst_peak_pages = self.counters.burst_peak_pages.max(local);
+        self.in_burst &= local > self.budget_pages();
+        if !self.in_burst {
+            self.counters.local_peak_pages = self.counters.local_peak_pages.max(local);
+        }
     }
 }

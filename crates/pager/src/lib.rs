@@ -69,8 +69,11 @@ pub struct Snapshot {
     pub touched_bytes: u64,
     /// Resident managed memory plus the pager's page buffers, now.
     pub local_bytes: u64,
-    /// The largest `local_bytes` seen.
+    /// The largest `local_bytes` seen, but for memory that a scan had just found beyond the budget and that was then
+    /// evicted: a program that maps new memory can fill some of it before the pager sees it.
     pub local_peak_bytes: u64,
+    /// The largest `local_bytes` seen at all.
+    pub burst_peak_bytes: u64,
     /// The budget in force.
     pub budget_bytes: u64,
     /// Pages whose only copy is in the pool, times 4 KiB.

@@ -85,6 +85,7 @@ published!(
     stuck_pages,
     lost_pages,
     local_peak_pages,
+    burst_peak_pages,
     touched_pages,
     local_pages,
     mapped_pages,
@@ -137,6 +138,7 @@ impl Shared {
             stuck_pages,
             lost_pages,
             local_peak_pages,
+            burst_peak_pages,
         } = core.counters();
         for (to, value) in [
             (&n.faults, faults),
@@ -150,6 +152,7 @@ impl Shared {
             (&n.stuck_pages, stuck_pages),
             (&n.lost_pages, lost_pages),
             (&n.local_peak_pages, local_peak_pages),
+            (&n.burst_peak_pages, burst_peak_pages),
             (&n.touched_pages, core.touched_pages()),
             (&n.local_pages, core.local_pages()),
             (&n.mapped_pages, core.mapped_pages()),
@@ -175,6 +178,7 @@ impl Shared {
             touched_bytes: bytes(&n.touched_pages),
             local_bytes: bytes(&n.local_pages),
             local_peak_bytes: bytes(&n.local_peak_pages),
+            burst_peak_bytes: bytes(&n.burst_peak_pages),
             budget_bytes: bytes(&n.budget_pages),
             stored_bytes: bytes(&n.remote_pages),
             stored_compressed_bytes: get(&n.stored_compressed_bytes),

@@ -411,13 +411,15 @@ impl Watcher {
         reach.clamp(LOOK_SOONEST, if young { YOUNG_TREE_EVERY } else { LOOK_LATEST })
     }
 
-    /// Unmanaged pages that the tree may have before its larger processes are adopted: half of a fixed budget, so that
-    /// a program which fits well is never touched.
+    /// Unmanaged pages that the tree may have before its larger processes are adopted: most of a fixed budget, so that a
+    /// program which fits well is never touched, and less by what it can touch until it is adopted.
     fn adoption_threshold(&self) -> u64 {
         match self.local {
             Local::Bytes(bytes) => {
                 let local = self.shared.numbers.local_pages.load(Relaxed);
-                (bytes / PAGE_BYTES_U64 / 2).saturating_sub(local)
+                let budget = bytes / PAGE_BYTES_U64;
+                let headroom = (budget / 4).max(ADOPT_PAGES).min(budget / 2);
+                (budget - headroom).saturating_sub(local)
             }
             Local::Percent(_) => ADOPT_PAGES,
         }
