@@ -70,11 +70,11 @@ impl Pager {
 
     /// `span` is unmapped (`UFFD_EVENT_UNMAP`).
     pub fn unmapped(&mut self, target: TargetId, span: Span) {
-        let late = self.vacated.iter().position(|vacated| vacated.target == target && vacated.span == span);
-        if late.is_some_and(|at| self.vacated.swap_remove(at).retaken) {
-            return;
+        match self.vacated.iter().position(|vacated| vacated.target == target && vacated.span == span) {
+            Some(late) if self.vacated.swap_remove(late).retaken => return,
+            Some(_) => {}
+            None => self.vacated.retain(|it| it.target != target || it.retaken || it.span.intersect(span).is_none()),
         }
-        self.vacated.retain(|vacated| vacated.target != target || vacated.span.intersect(span).is_none());
         self.forget_all(target, span);
     }
 

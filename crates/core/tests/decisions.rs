@@ -113,6 +113,23 @@ fn late_word_of_an_unmapping_leaves_alone_what_moved_there_since() {
 }
 
 #[test]
+fn late_words_of_two_unmappings_may_come_in_any_order() {
+    let mut pager = pager();
+    let target = pager.add_target();
+    fill(&mut pager, target, span(0, 4));
+    fill(&mut pager, target, span(50, 2));
+    let page = page_at(&pager, target, 51);
+    send_away(&mut pager, page);
+    pager.remapped(target, span(0, 4), Address(0).plus_pages(100));
+    pager.remapped(target, span(50, 2), Address(0).plus_pages(1));
+    pager.remapped(target, span(1, 1), Address(0).plus_pages(60));
+    for late in [span(1, 1), span(50, 2), span(0, 4)] {
+        pager.unmapped(target, late);
+    }
+    assert_eq!(page_at(&pager, target, 2), page);
+}
+
+#[test]
 fn a_mapping_that_stays_when_its_pages_move_is_unmapped_later() {
     let mut pager = pager();
     let target = pager.add_target();
