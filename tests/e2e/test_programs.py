@@ -81,7 +81,7 @@ def test_cpython_attached_while_running(native, spillway, settled):
     spillway.detach(running.pid)
     stats = pager.finish(timeout=10).must_succeed().stats
     assert stats["evicted_pages"] > 0 and stats["fetched_pages"] > 0, stats
-    assert anonymous_bytes(running.pid) >= 0.95 * before, "pages did not come home"
+    assert anonymous_bytes(running.pid) >= 0.9 * before, "pages did not come home"
     assert status_is_untraced(running.pid)
     lines.append(running.process.stdout.readline())
     running.process.send_signal(signal.SIGTERM)

@@ -47,7 +47,7 @@ def guest(need, programs, tmp_path_factory):
     with open(archive, "wb") as out:
         subprocess.run([busybox, "cpio", "-o", "-H", "newc"], input=names.encode(), stdout=out, stderr=subprocess.DEVNULL, cwd=root, check=True)
     machine = ["-nodefaults", "-no-user-config", "-display", "none", "-serial", "stdio", "-no-reboot"]
-    emulation = ["-accel", "tcg,tb-size=32", "-m", GUEST_MIB, "-kernel", kernel, "-initrd", archive]
+    emulation = ["-accel", "tcg,tb-size=8", "-m", GUEST_MIB, "-kernel", kernel, "-initrd", archive]
     return [qemu, *machine, *emulation, "-append", f"console=ttyS0 quiet panic=-1 fill={FILLED_MIB}"]
 
 

@@ -118,7 +118,12 @@ impl Pager {
             let Some((target, address)) = self.regions.address_of(page) else { continue };
             match whose {
                 None if may(target) => whose = Some(target),
-                None => continue,
+                None => {
+                    // All of this region's pages are passed over, not one after the other.
+                    let region = self.regions.at(target, address).expect("it has an address");
+                    self.hand.skip(region.span.end.pages_since(address) - 1);
+                    continue;
+                }
                 Some(whose) if whose == target => {}
                 Some(_) => {
                     self.hand.step_back();

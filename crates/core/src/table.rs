@@ -73,6 +73,12 @@ impl Hand {
         self.slot == 0 && self.page == 0
     }
 
+    /// Passes over `pages` pages, as far as they lie in the same chunk.
+    pub fn skip(&mut self, pages: u64) {
+        let pages = usize::try_from(pages).unwrap_or(CHUNK_PAGES).min(CHUNK_PAGES);
+        self.page = (self.page + pages).min(CHUNK_PAGES);
+    }
+
     /// Back to the page that a sweep has just returned: the next sweep returns it again.
     pub fn step_back(&mut self) {
         self.page -= 1;

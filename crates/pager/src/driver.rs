@@ -26,7 +26,7 @@ use crate::sys::clock::now_ns;
 use crate::sys::fd::{Bell, Heard, poll, readable, receive_byte};
 use crate::sys::pagemap::Pagemap;
 use crate::sys::process::read_pages;
-use crate::sys::sched::{Cpus, thread_id};
+use crate::sys::sched::{Class, Cpus, set_class, thread_id};
 use crate::sys::uffd::{Event, Message, Uffd};
 use crate::target::{Flight, Target, Waiting};
 use crate::watcher::Request;
@@ -45,6 +45,9 @@ const FREES_PER_TURN: usize = 256;
 
 /// How far faults may go past the budget at a time, while nothing can be captured.
 const OVERDRAFT_PAGES: u64 = 64;
+
+/// A wait longer than this was one: a poll that finds something ready takes a fraction of it.
+const SLEPT_NS: u64 = 3_000;
 
 /// How soon to look again at faults that wait for the end of a change of mappings. The kernel wakes nobody then.
 const RETRY_NS: u64 = 100_000;
@@ -160,28 +163,50 @@ pub enum Report {
     AgentGone(TargetId),
 }
 
-/// Nothing could be captured of late: everything left is pinned, locked, or shared with a forked child.
+/// How well captures do. Where most of what is left is pinned, locked, or shared with a forked child, sweeping on and on
+/// would take a CPU and bring nothing.
 #[derive(Default)]
-struct Barren {
-    /// When to try again; zero when captures succeed.
+struct Yield {
+    /// Pages tried, and captured, since the sweep was last round.
+    tried: u64,
+    captured: u64,
+    /// When to try again; zero while captures do well.
     until_ns: u64,
-    /// How long to wait after the next failure.
-    wait_ns: u64,
-    /// Pages that would not leave since one last did.
-    stuck_pages: u64,
+    /// How long the next rest is.
+    rest_ns: u64,
 }
 
-impl Barren {
-    /// Between two attempts, at first and at last.
-    const WAITS_NS: (u64, u64) = (200_000, 50_000_000);
+impl Yield {
+    /// The first rest, and the longest.
+    const RESTS_NS: (u64, u64) = (200_000, 50_000_000);
+    /// Fewer captures than one in so many tried are not worth it.
+    const WORTH: u64 = 8;
 
-    fn rest(&mut self, now_ns: u64) {
-        self.wait_ns = (self.wait_ns * 2).clamp(Self::WAITS_NS.0, Self::WAITS_NS.1);
-        self.until_ns = now_ns + self.wait_ns;
+    /// A batch brought so much, of `mapped` pages in all. True when the sweep has been round in vain: then it rests.
+    fn note(&mut self, captured: u64, stuck: u64, mapped: u64, now_ns: u64) -> bool {
+        self.captured += captured;
+        self.tried += captured + stuck;
+        if self.tried < mapped {
+            return false;
+        }
+        let in_vain = self.captured * Self::WORTH < self.tried;
+        (self.tried, self.captured) = (0, 0);
+        if in_vain {
+            self.rest_ns = (self.rest_ns * 2).clamp(Self::RESTS_NS.0, Self::RESTS_NS.1);
+            self.until_ns = now_ns + self.rest_ns;
+        } else {
+            self.rest_ns = 0;
+        }
+        in_vain
     }
 
-    fn is_over(&self, now_ns: u64) -> bool {
-        now_ns >= self.until_ns
+    /// Waits a moment.
+    fn pause(&mut self, now_ns: u64) {
+        self.until_ns = self.until_ns.max(now_ns + RETRY_NS);
+    }
+
+    fn is_resting(&self, now_ns: u64) -> bool {
+        now_ns < self.until_ns
     }
 }
 
@@ -212,9 +237,11 @@ pub struct Driver {
     placement: Placement,
     polled: Vec<libc::pollfd>,
     release: Option<Release>,
+    /// The last wait was one.
+    slept: bool,
     /// The store may have more to tidy up.
     untidy: bool,
-    barren: Barren,
+    yields: Yield,
 }
 
 fn pages(count: usize) -> Box<[Page]> {
@@ -247,8 +274,9 @@ impl Driver {
             placement: Placement::new(follow),
             polled: Vec::new(),
             release: None,
+            slept: false,
             untidy: false,
-            barren: Barren::default(),
+            yields: Yield::default(),
         }
     }
 
@@ -288,7 +316,7 @@ impl Driver {
             return Some(0);
         }
         let evicting = self.core.wanted_captures() > 0 && live().any(Target::may_look) && self.release.is_none();
-        let rest_ns = self.barren.until_ns.saturating_sub(if self.barren.until_ns > 0 { now_ns() } else { 0 });
+        let rest_ns = self.yields.until_ns.saturating_sub(if self.yields.until_ns > 0 { now_ns() } else { 0 });
         if self.core.has_due_writes() || (evicting && rest_ns == 0) {
             return Some(0);
         }
@@ -312,7 +340,10 @@ impl Driver {
         if timeout != Some(0) {
             self.publish();
         }
-        if !poll(&mut self.polled, timeout) {
+        let since = now_ns();
+        let ready = poll(&mut self.polled, timeout);
+        self.slept = now_ns() - since > SLEPT_NS;
+        if !ready {
             self.polled.iter_mut().for_each(|polled| polled.revents = 0);
         }
     }
@@ -350,20 +381,24 @@ impl Driver {
             target.pid = -1;
             let _ = self.reports.send(Request::Report(Report::Thread(target.id, thread)));
         }
-        if target.pid > 0 && self.placement.note(target.pid, thread, &self.shared) {
+        let slept = std::mem::take(&mut self.slept);
+        if target.pid > 0 && self.placement.note(target.pid, thread, slept, &self.shared) {
             self.place_agents();
         }
     }
 
-    /// Agents run where the fault thread runs.
+    /// Agents run where and as the fault thread runs.
     fn place_agents(&self) {
         let cpus = match self.placement.followed() {
             Some(cpu) => Ok(Cpus::one(cpu)),
             None => Cpus::of(0),
         };
         let Ok(cpus) = cpus else { return };
+        let class = if self.shared.idle.load(Relaxed) { Class::Idle } else { Class::Normal };
         for agent in self.targets.iter().flatten().filter_map(|target| target.agent.as_ref()) {
+            // A failure leaves it where it is, which is slower and not wrong.
             let _ = cpus.confine(agent.thread);
+            let _ = set_class(agent.thread, class);
         }
     }
 
@@ -480,7 +515,7 @@ impl Driver {
         // What was not moved reads as zeros there, and is told apart by the counts below.
         let read = read_pages(agent.pid, agent.layout.staging, &mut self.hands.buffers, order);
         let mut buffers = target.buffers.drain(..);
-        let (mut captured, mut stuck) = (false, 0);
+        let (mut captured, mut stuck) = (0, 0);
         for (i, run) in target.runs.iter().enumerate() {
             let moved = u64::try_from(agent.memory.moved(i)).unwrap_or(0) / PAGE_BYTES as u64;
             let moved = if read.is_ok() { moved.min(run.pages) } else { 0 };
@@ -504,7 +539,7 @@ impl Driver {
                 if outcome == Captured::Stuck && refused == libc::EBUSY && target.shared_runs.len() < BATCH_PAGES {
                     target.shared_runs.push(Run { address: run.address.plus_pages(n), page, pages: 1 });
                 }
-                captured |= matches!(outcome, Captured::Buffer(_) | Captured::Zero);
+                captured += u64::from(matches!(outcome, Captured::Buffer(_) | Captured::Zero));
                 stuck += u64::from(outcome == Captured::Stuck);
                 if !matches!(outcome, Captured::Buffer(_)) {
                     self.core.return_buffer(buffer);
@@ -514,14 +549,11 @@ impl Driver {
         }
         drop(buffers);
         target.runs.clear();
-        if captured {
-            self.barren = Barren::default();
-            self.core.set_overdraft(0);
-        } else if stuck > 0 {
-            self.nothing_captured(stuck);
-        } else {
+        if captured + stuck == 0 {
             // Mappings are changing: whoever changes them needs the CPU to say so.
-            self.barren.until_ns = now_ns() + RETRY_NS;
+            self.yields.pause(now_ns());
+        } else {
+            self.note_yield(captured, stuck);
         }
     }
 
@@ -584,8 +616,7 @@ impl Driver {
 
     /// Starts a capture, if one is wanted and possible.
     fn evict(&mut self) {
-        let now = now_ns();
-        if !self.barren.is_over(now) {
+        if self.yields.is_resting(now_ns()) || !self.targets.iter().flatten().any(Target::may_capture) {
             return;
         }
         if self.unshare() {
@@ -603,8 +634,8 @@ impl Driver {
         let Some(target) = whose.and_then(|id| self.targets[id.0 as usize].as_mut()) else {
             // Nothing can leave targets now: what is in buffers still can, and that may be enough.
             let written = (0..WRITES_PER_TURN).filter(|_| self.write_one(true)).count();
-            if written == 0 && self.targets.iter().flatten().any(Target::may_capture) {
-                self.nothing_captured(self.core.mapped_pages());
+            if written == 0 {
+                self.note_yield(0, self.core.mapped_pages().max(1));
             }
             return;
         };
@@ -626,16 +657,15 @@ impl Driver {
         target.start_capture();
     }
 
-    /// `pages` would not leave. Faults must not wait for them, and may go past the budget: a little while the sweep goes
-    /// on, and freely once it has been round without success.
-    fn nothing_captured(&mut self, pages: u64) {
-        self.barren.stuck_pages += pages;
-        if self.barren.stuck_pages < self.core.mapped_pages() {
-            return self.core.set_overdraft(OVERDRAFT_PAGES);
-        }
-        self.barren.stuck_pages = 0;
-        self.barren.rest(now_ns());
-        self.core.set_overdraft(u64::MAX / 2);
+    /// A batch brought `captured` pages, and `stuck` would not leave. Faults must not wait for those, and may go past the
+    /// budget: a little while the sweep goes on, and freely once it has been round in vain.
+    fn note_yield(&mut self, captured: u64, stuck: u64) {
+        let in_vain = self.yields.note(captured, stuck, self.core.mapped_pages(), now_ns());
+        self.core.set_overdraft(match (in_vain, captured) {
+            (true, _) => u64::MAX / 2,
+            (false, 0) => OVERDRAFT_PAGES,
+            (false, _) => 0,
+        });
     }
 
     /// Starts to take pages back from forked children that have ended; false when there are none to take.

@@ -19,6 +19,10 @@ use crate::sys::sched::{Class, Cpus, set_class, thread_id};
 /// Faults between two looks at where their thread runs: a look costs about as much as a fault.
 const LOOK_EVERY: u32 = 64;
 
+/// Faults in a row that had to be waited for, after which the thread has probably moved: on the wrong CPU a fault costs as
+/// much as ten looks.
+const SLEPT_AWAY: u32 = 2;
+
 /// Of those, so many must come from one thread for it to count as dominant.
 const DOMINANT: u32 = 56;
 
@@ -26,6 +30,10 @@ const DOMINANT: u32 = 56;
 pub struct Placement {
     allowed: Option<Cpus>,
     seen: u32,
+    /// Faults until the next look.
+    look_after: u32,
+    /// Faults in a row that had to be waited for.
+    slept: u32,
     from_candidate: u32,
     candidate: i32,
     followed: Option<usize>,
@@ -37,26 +45,62 @@ impl Placement {
     pub fn new(enabled: bool) -> Self {
         let allowed = Cpus::of(0).ok();
         let enabled = enabled && allowed.as_ref().is_some_and(|cpus| cpus.count() > 1);
-        Self { allowed, seen: 0, from_candidate: 0, candidate: 0, followed: None, enabled }
+        Self {
+            allowed,
+            seen: 0,
+            look_after: LOOK_EVERY,
+            slept: 0,
+            from_candidate: 0,
+            candidate: 0,
+            followed: None,
+            enabled,
+        }
     }
 
-    /// A fault came from `thread` of `pid`. Returns true when the place of the fault thread changed.
-    pub fn note(&mut self, pid: i32, thread: i32, shared: &Shared) -> bool {
+    /// A fault came from `thread` of `pid`; `slept` when this thread had to wait for it. Returns true when its place or its
+    /// class changed.
+    pub fn note(&mut self, pid: i32, thread: i32, slept: bool, shared: &Shared) -> bool {
         if !self.enabled {
             return false;
         }
         self.seen += 1;
+        // On the same CPU one of the two always runs, so there is nothing to wait for. Where there is, the other has moved.
+        self.slept = if slept { self.slept + 1 } else { 0 };
+        if self.followed.is_some() && self.slept >= SLEPT_AWAY {
+            self.look_after = self.look_after.min(self.seen);
+            self.slept = 0;
+        }
         if thread == self.candidate {
             self.from_candidate += 1;
         }
-        if self.seen < LOOK_EVERY {
+        if self.seen < self.look_after {
             return false;
         }
-        let dominant = self.from_candidate >= DOMINANT;
+        let dominant = self.from_candidate * LOOK_EVERY >= DOMINANT * self.seen;
         self.seen = 0;
         self.from_candidate = 0;
         self.candidate = thread;
-        if dominant { self.follow(pid, thread, shared) } else { self.settle(shared) }
+        let moved = if dominant { self.follow(pid, thread, shared) } else { self.settle(shared) };
+        self.look_after = LOOK_EVERY;
+        if moved {
+            self.clear_the_way();
+        }
+        moved
+    }
+
+    /// The pager's other threads keep off the CPU that is followed: whatever else runs there drives the faulting thread
+    /// away, or starves this one.
+    fn clear_the_way(&self) {
+        let Some(allowed) = self.allowed else { return };
+        let elsewhere = self.followed.map_or(allowed, |cpu| allowed.without(cpu));
+        if elsewhere.count() == 0 {
+            return;
+        }
+        let others = procfs::threads(std::process::id().cast_signed()).unwrap_or_default();
+        for thread in others.into_iter().filter(|thread| *thread != thread_id()) {
+            // A failure leaves it where it is, which is slower and not wrong.
+            let _ = elsewhere.confine(thread);
+        }
     }
 
     /// The CPU that is followed now.
@@ -68,14 +112,15 @@ impl Placement {
         let Ok(stat) = procfs::thread_stat(pid, thread) else { return self.settle(shared) };
         let forbidden = shared.crowded.load(Relaxed) || now_ns() < shared.idle_forbidden_until_ns.load(Relaxed);
         let class = if forbidden { Class::Normal } else { Class::Idle };
-        if shared.idle.load(Relaxed) != (class == Class::Idle) {
+        let changes = shared.idle.load(Relaxed) != (class == Class::Idle);
+        if changes {
             if set_class(0, class).is_err() {
                 return self.settle(shared);
             }
             shared.idle.store(class == Class::Idle, Relaxed);
         }
         if self.followed == Some(stat.cpu) {
-            return false;
+            return changes;
         }
         if Cpus::one(stat.cpu).confine(0).is_err() {
             return self.settle(shared);
@@ -105,10 +150,6 @@ pub fn rescue(shared: &Shared, for_ns: u64) {
     let thread = shared.thread.load(Relaxed);
     if thread != 0 && thread != thread_id() {
         let _ = set_class(thread, Class::Normal);
-        // All CPUs that exist; the kernel cuts the set to those allowed.
-        if let Ok(own) = Cpus::of(0) {
-            let _ = own.confine(thread);
-        }
         shared.idle.store(false, Relaxed);
     }
 }

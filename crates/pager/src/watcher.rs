@@ -727,6 +727,9 @@ impl Watcher {
             Some((before, since)) if before == progress && pending => {
                 if since.elapsed() >= RESCUE_AFTER {
                     placement::rescue(&self.shared, RESCUE_FOR_NS);
+                    for agent in self.processes.values().map(|process| process.agent).filter(|agent| *agent != 0) {
+                        let _ = sched::set_class(agent, sched::Class::Normal);
+                    }
                     self.stalled = None;
                 }
             }

@@ -108,6 +108,13 @@ impl Cpus {
         set
     }
 
+    /// These but for `cpu`.
+    pub fn without(mut self, cpu: usize) -> Self {
+        // SAFETY: CPU_CLR checks the bounds of the set.
+        unsafe { libc::CPU_CLR(cpu, &mut self.0) };
+        self
+    }
+
     /// Those that `thread` (0: the calling one) may use.
     ///
     /// # Errors
