@@ -1,0 +1,200 @@
+//! The driver's captures: choosing, starting and collecting them, and what to do when nothing can leave.
+
+use spillway_core::TargetId;
+use spillway_core::evict::{Captured, Run};
+
+use crate::agent::{Moves, Refusal};
+use crate::driver::Driver;
+use crate::kernel::{Kernel, Work};
+use crate::letters::Report;
+use crate::memory::slot;
+use crate::mutation::Mutation;
+use crate::target::Target;
+
+/// Pages in one batch.
+const BATCH_PAGES: u64 = 64;
+/// Pages remembered that a forked child may share.
+const SHARED_MOST: usize = 64;
+/// How far faults may go past the budget at a time, while nothing can be captured.
+const OVERDRAFT_PAGES: u64 = 64;
+
+/// How long to wait between two attempts to capture, at first and at last, in steps.
+const REST_LEAST: u64 = 10;
+/// See [`REST_LEAST`].
+pub const REST_MOST: u64 = 40;
+/// How long to wait for the end of a change of mappings, in steps.
+const RETRY: u64 = 5;
+
+/// What an agent is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flight {
+    /// Nothing.
+    Idle,
+    /// Moving pages out: no event may be read meanwhile.
+    Capture,
+    /// Something that does not mind events.
+    Other,
+}
+
+/// Nothing could be captured of late. Times in steps.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Barren {
+    until: u64,
+    wait: u64,
+    stuck_pages: u64,
+}
+
+impl Driver {
+    /// Hears that an agent is done, or gone.
+    pub(crate) fn hear_agent(&mut self, kernel: &mut Kernel, at: usize) {
+        let Some(target) = &mut self.targets[at] else { return };
+        let Some(agent) = target.agent else { return };
+        if kernel.threads[agent].dead {
+            target.agent = None;
+            target.flight = Flight::Idle;
+            target.buffers.drain(..).for_each(|buffer| self.core.0.return_buffer(buffer));
+            self.reports.push_back(Report::AgentGone(target.id));
+            return;
+        }
+        match (target.flight, &mut kernel.threads[agent].work) {
+            (Flight::Capture, Work::Moves(moves)) if moves.is_done() => {
+                target.flight = Flight::Idle;
+                let outcomes = std::mem::take(&mut moves.outcomes);
+                kernel.threads[agent].work = Work::Idle;
+                self.collect(kernel, at, &outcomes);
+            }
+            (Flight::Other, Work::Idle) => target.flight = Flight::Idle,
+            _ => {}
+        }
+    }
+
+    /// Takes over what a capture brought.
+    fn collect(&mut self, kernel: &mut Kernel, at: usize, outcomes: &[crate::agent::Moved]) {
+        let Some(target) = &mut self.targets[at] else { return };
+        let mut buffers = target.buffers.drain(..);
+        let (mut captured, mut stuck) = (false, 0);
+        for (run, moved) in target.runs.iter().zip(outcomes) {
+            if moved.refusal == Some(Refusal::Invalid) && run.pages > 1 {
+                target.single = 64;
+            }
+            for (n, buffer) in (0..run.pages).zip(&mut buffers) {
+                let page = run.page.plus(n);
+                let within = usize::try_from(n).expect("a block");
+                let outcome = match moved.values.get(within) {
+                    Some(0) => Captured::Zero,
+                    Some(&value) => {
+                        self.buffers[buffer.0 as usize] = value;
+                        Captured::Buffer(buffer)
+                    }
+                    None if within == moved.values.len() && moved.refusal != Some(Refusal::Again) => Captured::Stuck,
+                    None => Captured::Untried,
+                };
+                let room = target.shared.len() < SHARED_MOST;
+                if outcome == Captured::Stuck && moved.refusal == Some(Refusal::Busy) && room {
+                    target.shared.push(slot(run.address.plus_pages(n)));
+                }
+                captured |= matches!(outcome, Captured::Buffer(_) | Captured::Zero);
+                stuck += u64::from(outcome == Captured::Stuck);
+                if !matches!(outcome, Captured::Buffer(_)) {
+                    self.core.0.return_buffer(buffer);
+                }
+                self.core.0.captured(page, outcome);
+            }
+        }
+        drop(buffers);
+        kernel.trace.note(kernel.now, || format!("pager collects {:?} of {}: {outcomes:?}", target.runs, target.space));
+        target.runs.clear();
+        if captured {
+            self.barren = Barren::default();
+            self.core.set_overdraft(0);
+            self.overdraws = false;
+        } else if stuck > 0 {
+            self.nothing_captured(stuck, kernel.now);
+        } else {
+            // Mappings are changing: whoever changes them needs the CPU to say so.
+            self.barren.until = kernel.now + RETRY;
+        }
+    }
+
+    /// Starts a capture, if one is wanted and possible.
+    pub(crate) fn evict(&mut self, kernel: &mut Kernel) {
+        if kernel.now < self.barren.until || self.unshare(kernel) {
+            return;
+        }
+        let most = self.core.wanted_captures().min(self.core.batch_pages()).min(BATCH_PAGES);
+        let mut runs: Vec<Run> = Vec::new();
+        let targets = &self.targets;
+        let may = |id: TargetId| targets[id.0 as usize].as_ref().is_some_and(Target::may_capture);
+        // A sweep takes the second chances of those that it passes over: it should pass over nobody for long.
+        let mut equipped = targets.iter().flatten().filter(|target| target.agent.is_some());
+        let any = if kernel.quiet { equipped.all(Target::may_capture) } else { equipped.any(Target::may_capture) };
+        let whose = if any { self.core.0.next_capture(most, may, &mut runs) } else { None };
+        let Some(target) = whose.and_then(|id| self.targets[id.0 as usize].as_mut()) else {
+            // Nothing can leave targets now: what is in buffers still can, and that may be enough.
+            let written = (0..4).filter(|_| self.write_one(true)).count();
+            // An agent that does something else may itself wait for a page, and that page for room.
+            let soon = |target: &Target| match target.flight {
+                Flight::Capture => true,
+                Flight::Idle => target.agent.is_some() && !target.looked,
+                Flight::Other => false,
+            };
+            let mut targets = self.targets.iter().flatten();
+            let waits =
+                if self.is(Mutation::WaitForAgents) { !targets.any(Target::may_capture) } else { targets.any(soon) };
+            if written == 0 && !waits {
+                self.nothing_captured(self.core.mapped_pages(), kernel.now);
+            }
+            return;
+        };
+        if target.single > 0 {
+            target.single -= 1;
+            let single = |run: Run| {
+                (0..run.pages).map(move |i| Run {
+                    address: run.address.plus_pages(i),
+                    page: run.page.plus(i),
+                    pages: 1,
+                })
+            };
+            runs = runs.into_iter().flat_map(single).collect();
+        }
+        for _ in 0..runs.iter().map(|run| run.pages).sum() {
+            target.buffers.push(self.core.0.take_buffer().expect("a buffer for each page chosen"));
+        }
+        kernel.trace.note(kernel.now, || format!("pager captures {runs:?} of {}", target.space));
+        let pages = |run: &Run| slot(run.address)..slot(run.address.plus_pages(run.pages));
+        let moves = Moves::new(runs.iter().map(pages).collect());
+        target.runs = runs;
+        (target.flight, target.looked) = (Flight::Capture, false);
+        let agent = target.agent.expect("it may be captured");
+        kernel.threads[agent].work = Work::Moves(moves);
+    }
+
+    /// `pages` would not leave. Faults must not wait for them, and may go past the budget: a little while the sweep goes
+    /// on, and freely once it has been round without success.
+    fn nothing_captured(&mut self, pages: u64, now: u64) {
+        if self.is(Mutation::NoOverdraft) {
+            return;
+        }
+        (self.excused, self.overdraws) = (true, true);
+        self.barren.stuck_pages += pages;
+        if self.barren.stuck_pages < self.core.mapped_pages() {
+            return self.core.set_overdraft(OVERDRAFT_PAGES);
+        }
+        self.barren.stuck_pages = 0;
+        self.barren.wait = (self.barren.wait * 2).clamp(REST_LEAST, REST_MOST);
+        self.barren.until = now + self.barren.wait;
+        self.core.set_overdraft(u64::MAX / 2);
+    }
+
+    /// Starts to take pages back from forked children that have ended; false when there are none to take.
+    fn unshare(&mut self, kernel: &mut Kernel) -> bool {
+        let parents: Vec<TargetId> = self.targets.iter().flatten().filter_map(|target| target.parent).collect();
+        let ready =
+            |target: &&mut Target| target.may_capture() && !target.shared.is_empty() && !parents.contains(&target.id);
+        let Some(target) = self.targets.iter_mut().flatten().find(ready) else { return false };
+        target.flight = Flight::Other;
+        let agent = target.agent.expect("it may be captured");
+        kernel.threads[agent].work = Work::Populate(std::mem::take(&mut target.shared));
+        true
+    }
+}

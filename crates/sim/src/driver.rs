@@ -1,0 +1,348 @@
+//! The pager's driver, rule by rule that of `crates/pager/src/driver.rs`, over the virtual kernel and store.
+//!
+//! The real one runs while its targets run. So this one is cut into steps between which anything may happen: one command,
+//! one read, one message of what was read, or one turn of the work that is due.
+
+use std::collections::VecDeque;
+
+use spillway_core::page::State;
+use spillway_core::pager::{Budget, Config, Outcome, Pager, Plan, Served, Stop};
+use spillway_core::streams::BLOCK_PAGES_MAX;
+use spillway_core::{Address, Span, TargetId};
+
+use crate::capture::Barren;
+use crate::kernel::Kernel;
+use crate::letters::{Command, Report};
+use crate::memory::{address, range, slot, span};
+use crate::mutation::Mutation;
+use crate::release::Release;
+use crate::removals::Outstanding;
+use crate::store::{Put, Store};
+use crate::target::{Target, Waiting};
+use crate::uffd::{Event, Message};
+
+/// Messages read at once.
+const MESSAGES: usize = 16;
+/// Pages written between two looks for faults.
+const WRITES_PER_TURN: u64 = 4;
+/// Handles freed between two looks for faults.
+const FREES_PER_TURN: usize = 256;
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub struct Driver {
+    /// The shipped core.
+    pub core: PagerBox,
+    /// Where pages go.
+    pub store: Store,
+    /// By identity.
+    pub targets: Vec<Option<Target>>,
+    /// To be obeyed, the first first.
+    pub commands: VecDeque<Command>,
+    /// To be heard by the watcher.
+    pub reports: VecDeque<Report>,
+    /// Removals announced and not settled.
+    pub outstanding: Outstanding,
+    /// What is wrong with this driver.
+    pub mutation: Option<Mutation>,
+    /// More may be local than the budget says, until it is below once.
+    pub excused: bool,
+    /// Faults may go past the budget, because nothing could leave of late.
+    pub overdraws: bool,
+    pub(crate) buffers: Vec<u64>,
+    pub(crate) barren: Barren,
+    pub(crate) release: Option<Release>,
+    inbox: VecDeque<(usize, Message)>,
+    /// Whose turn it is: 0 for commands, a target's place plus one, and then the work that is due.
+    place: usize,
+    busy: bool,
+    /// What was local when the turn began.
+    local_before: u64,
+}
+
+/// [`Pager`] with a word for `Debug`.
+pub struct PagerBox(pub Pager);
+
+impl std::fmt::Debug for PagerBox {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let core = &self.0;
+        let (local, mapped, budget) = (core.local_pages(), core.mapped_pages(), core.budget_pages());
+        let (wanted, due) = (core.wanted_captures(), core.has_due_writes());
+        write!(
+            f,
+            "Pager {{ local {local}, mapped {mapped}, budget {budget}, captures wanted {wanted}, writes due {due} }}"
+        )
+    }
+}
+
+impl std::ops::Deref for PagerBox {
+    type Target = Pager;
+
+    fn deref(&self) -> &Pager {
+        &self.0
+    }
+}
+
+impl std::ops::DerefMut for PagerBox {
+    fn deref_mut(&mut self) -> &mut Pager {
+        &mut self.0
+    }
+}
+
+impl Driver {
+    /// A driver without targets.
+    pub fn new(budget: Budget, buffers: u32, store: Store, mutation: Option<Mutation>) -> Self {
+        Self {
+            core: PagerBox(Pager::new(Config { budget, buffers })),
+            store,
+            targets: Vec::new(),
+            commands: VecDeque::new(),
+            reports: VecDeque::new(),
+            outstanding: Outstanding::default(),
+            mutation,
+            excused: false,
+            overdraws: false,
+            buffers: vec![0; usize::try_from(buffers).expect("u32 fits")],
+            barren: Barren::default(),
+            release: None,
+            inbox: VecDeque::new(),
+            place: 0,
+            busy: false,
+            local_before: 0,
+        }
+    }
+
+    /// Whether the driver is wrong in this way.
+    pub(crate) fn is(&self, mutation: Mutation) -> bool {
+        self.mutation == Some(mutation)
+    }
+
+    /// Whether nothing is left to be done for anyone, other than to make room.
+    pub fn is_at_rest(&self, kernel: &Kernel) -> bool {
+        let idle = |target: &Target| target.waiting.is_empty() && !kernel.spaces[target.space].uffd.is_readable();
+        self.inbox.is_empty()
+            && self.commands.is_empty()
+            && self.reports.is_empty()
+            && self.release.is_none()
+            && self.targets.iter().flatten().all(idle)
+    }
+
+    /// One step of the loop.
+    pub fn step(&mut self, kernel: &mut Kernel) {
+        if let Some((at, message)) = self.inbox.pop_front() {
+            return match message {
+                Message::Fault(fault) => self.serve(kernel, at, Waiting { at: fault.at, write: fault.write }),
+                Message::Event(event) => self.change(kernel, at, event),
+            };
+        }
+        if self.place == 0 {
+            if let Some(command) = self.commands.pop_front() {
+                return self.carry_out(kernel, command);
+            }
+            return self.pass();
+        }
+        let at = self.place - 1;
+        self.place += 1;
+        if at < self.targets.len() {
+            self.hear_agent(kernel, at);
+            self.read_events(kernel, at);
+        } else {
+            self.place = 0;
+            self.work(kernel);
+        }
+    }
+
+    fn read_events(&mut self, kernel: &mut Kernel, at: usize) {
+        let early = self.is(Mutation::ReadDuringCapture);
+        let Some(target) = self.targets[at].as_mut().filter(|target| early || target.may_read()) else { return };
+        target.looked = true;
+        let mut messages = kernel.spaces[target.space].uffd.take(MESSAGES);
+        self.busy |= !messages.is_empty();
+        if !messages.is_empty() {
+            kernel.trace.note(kernel.now, || format!("pager reads {messages:?} of {}", target.space));
+        }
+        // Changes first: whoever made them runs on since they were read, and pages may be installed again, into
+        // mappings that are not those of the table before it knows.
+        if !self.is(Mutation::ServeBeforeChanges) {
+            messages.sort_by_key(|message| matches!(message, Message::Fault(_)));
+        }
+        self.inbox.extend(messages.into_iter().map(|message| (at, message)));
+    }
+
+    /// Serves a fault, or lets it wait.
+    pub(crate) fn serve(&mut self, kernel: &mut Kernel, at: usize, fault: Waiting) {
+        let Some(target) = &mut self.targets[at] else { return };
+        if !target.may_read() && self.mutation != Some(Mutation::ReadDuringCapture) {
+            target.waiting.push(fault);
+            return;
+        }
+        let (id, space) = (target.id, target.space);
+        let plan = self.core.fault(id, address(fault.at));
+        let unknown =
+            matches!(plan, Plan::Zero { page: Some(page), .. } if self.core.state_of(page) == State::Untouched);
+        while let Some(plan) = self.core.ahead() {
+            let (plan, outcome) = self.perform(kernel, plan, space);
+            kernel.trace.note(kernel.now, || format!("pager goes ahead in {space}: {plan:?} {outcome:?}"));
+            self.core.installed_ahead(plan, outcome);
+        }
+        let (plan, outcome) = self.perform(kernel, plan, space);
+        kernel.trace.note(kernel.now, || format!("pager serves {} of {space}: {plan:?} {outcome:?}", fault.at));
+        let served = self.core.installed(plan, outcome);
+        if unknown && outcome.done == 0 && outcome.stop == Some(Stop::Exists) {
+            self.found_by_fault(id, fault.at);
+        }
+        match served {
+            Served::Yes => {}
+            Served::Wake => kernel.spaces[space].uffd.wake(&(fault.at..fault.at + 1)),
+            Served::Later => {
+                let dropped = self.is(Mutation::DropRetries) && outcome.stop == Some(Stop::Changing);
+                if let (Some(target), false) = (&mut self.targets[at], dropped) {
+                    target.waiting.push(fault);
+                }
+                return;
+            }
+        }
+        if matches!(plan, Plan::Zero { page: None, .. }) {
+            self.reports.push_back(Report::Rescan(id));
+        }
+    }
+
+    /// Carries out a plan; returns what was carried out, and how far it got.
+    pub(crate) fn perform(&mut self, kernel: &mut Kernel, plan: Plan, space: usize) -> (Plan, Outcome) {
+        let space = &mut kernel.spaces[space];
+        let zeros = |pages| vec![0; usize::try_from(pages).expect("a block")];
+        let outcome = match plan {
+            Plan::Zero { address, pages, .. } => space.install(slot(address), &zeros(pages)),
+            Plan::Buffer { address, buffer, .. } => space.install(slot(address), &[self.buffers[buffer.0 as usize]]),
+            Plan::Fetch { address, page, pages } => {
+                let handles = (0..pages).map(|i| self.core.handle_of(page.plus(i)));
+                let mut block: Vec<_> =
+                    handles.map(|handle| handle.and_then(|handle| self.store.get(handle))).collect();
+                if self.mutation == Some(Mutation::ZerosForLost) {
+                    block.iter_mut().for_each(|value| *value = Some(value.unwrap_or(0)));
+                }
+                let failed = block.iter().position(Option::is_none);
+                let block: Vec<u64> = block.into_iter().map_while(|value| value).collect();
+                match failed.map(|within| self.core.fetch_failed(plan, within as u64)) {
+                    None => space.install(slot(address), &block),
+                    Some(Some(shorter)) => return (shorter, space.install(slot(address), &block)),
+                    Some(None) => return (Plan::Lost { address }, space.poison(slot(address))),
+                }
+            }
+            Plan::Lost { address } => space.poison(slot(address)),
+            Plan::NoRoom => Outcome { done: 0, stop: None },
+        };
+        (plan, outcome)
+    }
+
+    /// Something changed in a target's address space.
+    fn change(&mut self, kernel: &mut Kernel, at: usize, event: Event) {
+        let Some(target) = &self.targets[at] else { return };
+        let (id, index) = (target.id, target.space);
+        let uffd = &mut kernel.spaces[index].uffd;
+        match event {
+            Event::Remove(_) if self.is(Mutation::IgnoreRemove) => {}
+            Event::Unmap(_) if self.is(Mutation::IgnoreUnmap) => {}
+            Event::Remap { .. } if self.is(Mutation::IgnoreRemap) => {}
+            Event::Remove(pages) => {
+                self.core.removed(id, span(&pages));
+                self.announce(id, pages);
+            }
+            Event::Unmap(pages) => {
+                self.core.unmapped(id, span(&pages));
+                uffd.wake(&pages);
+            }
+            Event::Remap { from, to } => {
+                self.core.remapped(id, span(&from), address(to));
+                uffd.wake(&from);
+            }
+            Event::Fork(child) => self.fork(kernel, id, child),
+        }
+    }
+
+    pub(crate) fn add(&mut self, target: Target) {
+        assert_eq!(target.id.0 as usize, self.targets.len(), "identities count up");
+        self.targets.push(Some(target));
+    }
+
+    /// What is due besides faults, a little at a time.
+    fn work(&mut self, kernel: &mut Kernel) {
+        let keep = self.is(Mutation::KeepReleased);
+        for bits in self.core.0.take_released(FREES_PER_TURN) {
+            if !keep {
+                self.store.release(bits);
+            }
+        }
+        // As many pages leave the buffers as became local: the reserve stays what it is.
+        let came = self.core.local_pages().saturating_sub(self.local_before).clamp(1, BLOCK_PAGES_MAX);
+        for _ in 0..if self.busy { came } else { WRITES_PER_TURN } {
+            if !self.write_one(false) {
+                break;
+            }
+        }
+        self.retry_waiting(kernel);
+        if self.release.is_some() {
+            self.bring_home(kernel);
+        } else if self.core.wanted_captures() > 0 {
+            self.evict(kernel);
+        }
+    }
+
+    pub(crate) fn write_one(&mut self, all: bool) -> bool {
+        let Some(write) = self.core.next_write(all) else { return false };
+        let value = self.buffers[write.buffer.0 as usize];
+        let previous = write.previous.filter(|_| !self.is(Mutation::ForgetCleanCopy));
+        match self.store.put(value, previous) {
+            Ok(Put::Unchanged(handle)) => self.core.written(write, handle, true),
+            Ok(Put::Stored(handle)) => self.core.written(write, handle, false),
+            Err(_) => {
+                self.core.write_declined(write);
+                self.excused = true;
+                return false;
+            }
+        }
+        true
+    }
+
+    fn retry_waiting(&mut self, kernel: &mut Kernel) {
+        for at in 0..self.targets.len() {
+            if let Some(target) = self.targets[at].as_mut().filter(|target| target.may_read()) {
+                for fault in std::mem::take(&mut target.waiting) {
+                    self.serve(kernel, at, fault);
+                }
+            }
+        }
+    }
+
+    /// Whether a command must wait for a lock that some thread holds.
+    pub(crate) fn is_locked(&self, kernel: &Kernel, target: TargetId) -> bool {
+        self.targets[target.0 as usize].as_ref().is_some_and(|target| !kernel.spaces[target.space].may_change())
+    }
+
+    pub(crate) fn register(&mut self, kernel: &mut Kernel, id: TargetId, spans: &[Span]) -> Vec<Span> {
+        let mut new = Vec::new();
+        for &span in spans {
+            let Some(target) = &self.targets[id.0 as usize] else { break };
+            if kernel.spaces[target.space].register(&range(span)) {
+                kernel.trace.note(kernel.now, || format!("pager registers {:?} of {}", range(span), target.space));
+                new.extend(self.core.add_region(id, span));
+            }
+        }
+        new
+    }
+
+    /// Goes on with the loop although a command waits.
+    pub(crate) fn pass(&mut self) {
+        (self.place, self.busy, self.local_before) = (1, false, self.core.local_pages());
+    }
+
+    pub(crate) fn target_at(&self, id: TargetId) -> Option<&Target> {
+        self.targets.get(id.0 as usize)?.as_ref()
+    }
+
+    /// The page of the table at a slot, if any.
+    pub fn page_at(&self, id: TargetId, at: usize) -> Option<spillway_core::PageIndex> {
+        let address: Address = address(at);
+        self.core.regions().at(id, address).map(|region| region.page_at(address))
+    }
+}

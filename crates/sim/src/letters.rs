@@ -1,0 +1,83 @@
+//! What the watcher and the driver tell each other. Both may be old by the time they are read.
+
+use spillway_core::pager::Budget;
+use spillway_core::{Span, TargetId};
+
+/// What the watcher asks of the driver.
+#[derive(Clone, Debug)]
+pub enum Command {
+    /// Manage an address space through this agent.
+    Add {
+        /// Which.
+        space: usize,
+        /// Its agent.
+        agent: usize,
+    },
+    /// An agent for a target that was forked from another.
+    Equip {
+        /// Which.
+        target: TargetId,
+        /// Its agent.
+        agent: usize,
+    },
+    /// Register these spans.
+    Register {
+        /// Whose.
+        target: TargetId,
+        /// Which.
+        spans: Vec<Span>,
+    },
+    /// These pages were seen to be resident.
+    Found {
+        /// Whose.
+        target: TargetId,
+        /// Which.
+        spans: Vec<Span>,
+    },
+    /// None of these pages is resident any more.
+    RemovalSeen {
+        /// Whose.
+        target: TargetId,
+        /// Of which removal.
+        removal: u64,
+        /// Which pages.
+        gone: Vec<Span>,
+        /// Whether that is all of the removal.
+        all: bool,
+    },
+    /// No thread is inside the removal any more.
+    RemovalOver {
+        /// Whose.
+        target: TargetId,
+        /// Which removal.
+        removal: u64,
+    },
+    /// The address space is gone.
+    Ended {
+        /// Which.
+        target: TargetId,
+    },
+    /// A new budget.
+    Budget(Budget),
+    /// Bring everything home and let go.
+    Release,
+}
+
+/// What the driver tells the watcher.
+#[derive(Clone, Debug)]
+pub enum Report {
+    /// An address space is managed now.
+    Added(TargetId, usize),
+    /// What was asked to be registered; what of it was new.
+    Registered(TargetId, Vec<Span>),
+    /// There are mappings that the table does not know.
+    Rescan(TargetId),
+    /// A removal was announced.
+    Removal(TargetId, Span, u64),
+    /// A target forked.
+    Forked(TargetId, usize),
+    /// A target's agent is gone.
+    AgentGone(TargetId),
+    /// Everything is home and let go.
+    Released,
+}

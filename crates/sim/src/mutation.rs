@@ -1,0 +1,70 @@
+//! Drivers that are known to be wrong, each in one way. The simulator is worth something only if it catches them.
+
+/// What is wrong with a driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mutation {
+    /// Reads a target's messages while a capture of it is under way.
+    ReadDuringCapture,
+    /// Serves the faults of one read in the order in which they came, before the events that were read with them.
+    ServeBeforeChanges,
+    /// Captures pages whose removal was announced and has not happened.
+    CaptureRemoving,
+    /// Believes that a removal is over although a later one of the same pages was announced since.
+    TrustRemovalOver,
+    /// Takes pages that a scan saw as found, although their removal was announced since.
+    TrustScan,
+    /// Never frees what the core released.
+    KeepReleased,
+    /// Does not tell the store of a page's older copy, so that it is never released.
+    ForgetCleanCopy,
+    /// Drops faults whose pages could not be installed because mappings were changing.
+    DropRetries,
+    /// Ignores moved mappings.
+    IgnoreRemap,
+    /// Ignores unmapped mappings.
+    IgnoreUnmap,
+    /// Ignores removals.
+    IgnoreRemove,
+    /// Gives a forked child the parent's handles without references of its own.
+    ShareNothing,
+    /// Does not copy the buffers that parent and child of a fork both need.
+    CopyNothing,
+    /// Lets faults wait when nothing can be evicted, instead of going past the budget.
+    NoOverdraft,
+    /// Lets faults wait for agents although none has one, or the agents wait for pages themselves.
+    WaitForAgents,
+    /// Hands out what the store could not read as zeros.
+    ZerosForLost,
+    /// Forks while buffers are short, without writing some first.
+    ForkWithoutBuffers,
+    /// Looks only at pages of new mappings: never at what a forked child had in memory, nor at what moved before it was
+    /// looked at.
+    ScanOnlyNew,
+    /// Lets go of pages that are lost and not poisoned.
+    LetGoOfLost,
+}
+
+impl Mutation {
+    /// All of them.
+    pub const ALL: [Self; 19] = [
+        Self::ReadDuringCapture,
+        Self::ServeBeforeChanges,
+        Self::CaptureRemoving,
+        Self::TrustRemovalOver,
+        Self::TrustScan,
+        Self::KeepReleased,
+        Self::ForgetCleanCopy,
+        Self::DropRetries,
+        Self::IgnoreRemap,
+        Self::IgnoreUnmap,
+        Self::IgnoreRemove,
+        Self::ShareNothing,
+        Self::CopyNothing,
+        Self::NoOverdraft,
+        Self::WaitForAgents,
+        Self::ZerosForLost,
+        Self::ForkWithoutBuffers,
+        Self::ScanOnlyNew,
+        Self::LetGoOfLost,
+    ];
+}

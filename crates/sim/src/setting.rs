@@ -1,0 +1,84 @@
+//! What the seed says about a run: sizes, habits, and who is slow.
+
+use spillway_core::pager::Budget;
+
+use crate::guest::Habits;
+use crate::rng::Rng;
+
+/// See the module's documentation.
+#[derive(Clone, Debug)]
+pub struct Setting {
+    /// Pages of address space of a guest.
+    pub space_pages: usize,
+    /// Pages that it starts with.
+    pub mapped_pages: usize,
+    /// Guests at the start.
+    pub guests: usize,
+    /// The budget.
+    pub budget: Budget,
+    /// The driver's page buffers.
+    pub buffers: u32,
+    /// What guests like.
+    pub habits: Habits,
+    /// How often each takes a step: guests, agents, the pager, the watcher, nature.
+    pub speeds: [usize; 5],
+    /// Whether the store shares identical pages.
+    pub store_shares: bool,
+    /// Whether the store is full at times.
+    pub store_fills: bool,
+    /// Whether the store loses pages.
+    pub store_loses: bool,
+    /// Whether guests reach limits of their own at times.
+    pub tight: bool,
+    /// How many of a hundred looks adopt forked children.
+    pub adopts_children: usize,
+}
+
+impl Setting {
+    /// What follows from the seed.
+    pub fn of(rng: &mut Rng) -> Self {
+        // Beyond 512 pages regions start on chunks of their own.
+        let space_pages = match rng.below(100) {
+            0..5 => rng.between(600, 1400),
+            5..50 => rng.between(40, 300),
+            _ => rng.between(24, 60),
+        };
+        let mapped_pages = space_pages * rng.between(50, 95) / 100;
+        let budget_pages = rng.between(16, mapped_pages + 16) as u64;
+        let budget = if rng.percent(20) {
+            Budget::Percent { percent: rng.between(10, 90) as u64, floor_pages: 16 }
+        } else {
+            Budget::Pages(budget_pages)
+        };
+        let habits = Habits::of(rng);
+        let mut setting = Self {
+            space_pages,
+            mapped_pages,
+            guests: if rng.percent(75) { 1 } else { 2 },
+            budget,
+            buffers: u32::try_from(if rng.percent(50) { rng.between(12, 40) } else { rng.between(40, 128) })
+                .expect("small"),
+            habits,
+            speeds: [0; 5],
+            store_shares: rng.percent(60),
+            store_fills: rng.percent(20),
+            store_loses: rng.percent(15),
+            tight: rng.percent(8),
+            adopts_children: if rng.percent(30) { 0 } else { rng.between(1, 100) },
+        };
+        setting.draw_speeds(rng);
+        setting
+    }
+
+    /// Who is slow from now on.
+    pub fn draw_speeds(&mut self, rng: &mut Rng) {
+        let slow_or_fast = |rng: &mut Rng| if rng.percent(20) { 1 } else { rng.between(2, 30) };
+        self.speeds = [
+            slow_or_fast(rng),
+            slow_or_fast(rng),
+            slow_or_fast(rng) + 4,
+            slow_or_fast(rng),
+            usize::from(rng.percent(60)),
+        ];
+    }
+}

@@ -1,0 +1,73 @@
+//! One address space under management.
+
+use spillway_core::TargetId;
+use spillway_core::evict::Run;
+use spillway_core::page::BufferIndex;
+
+use crate::capture::Flight;
+
+/// A fault that could not be served at once.
+#[derive(Clone, Copy, Debug)]
+pub struct Waiting {
+    /// At which slot.
+    pub at: usize,
+    /// Whether it writes.
+    pub write: bool,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub struct Target {
+    /// Its identity in the core.
+    pub id: TargetId,
+    /// Which address space.
+    pub space: usize,
+    /// Its agent's thread; without one it is served and not evicted.
+    pub agent: Option<usize>,
+    /// What the agent does.
+    pub flight: Flight,
+    /// The runs of the capture under way.
+    pub runs: Vec<Run>,
+    /// Buffers set aside for their pages, in order.
+    pub buffers: Vec<BufferIndex>,
+    /// Whether its events were looked at since the last capture. Without a look between two captures, events would never
+    /// be read, and the kernel moves nothing while one is unread.
+    pub looked: bool,
+    /// Captures that are still to be made page by page, after the kernel refused a run.
+    pub single: u32,
+    /// Slots that the kernel would not move because a forked child shares, or shared, them.
+    pub shared: Vec<usize>,
+    /// Whose forked child it is, until it has an agent of its own.
+    pub parent: Option<TargetId>,
+    /// Faults that wait.
+    pub waiting: Vec<Waiting>,
+}
+
+impl Target {
+    /// A target that nothing is under way in.
+    pub fn new(id: TargetId, space: usize, agent: Option<usize>) -> Self {
+        Self {
+            id,
+            space,
+            agent,
+            flight: Flight::Idle,
+            runs: Vec::new(),
+            buffers: Vec::new(),
+            looked: false,
+            single: 0,
+            shared: Vec::new(),
+            parent: None,
+            waiting: Vec::new(),
+        }
+    }
+
+    /// Whether pages of it may be captured now.
+    pub fn may_capture(&self) -> bool {
+        self.agent.is_some() && self.flight == Flight::Idle && self.looked
+    }
+
+    /// Whether its events may be read and its faults served now.
+    pub fn may_read(&self) -> bool {
+        self.flight != Flight::Capture
+    }
+}

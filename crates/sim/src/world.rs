@@ -1,0 +1,189 @@
+//! One run: who takes the next step, and what must hold all the while.
+
+use spillway_core::pager::{Budget, Counters};
+
+use crate::driver::Driver;
+use crate::failure::Failure;
+use crate::kernel::{Events, Kernel};
+use crate::letters::Command;
+use crate::memory::Content;
+use crate::mutation::Mutation;
+use crate::rng::Rng;
+use crate::setting::Setting;
+use crate::store::Store;
+use crate::trace::Trace;
+use crate::watcher::Watcher;
+
+/// What a run is asked to do.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// Everything follows from it.
+    pub seed: u64,
+    /// Steps in which guests do as they like.
+    pub steps: u64,
+    /// What is wrong with the driver.
+    pub mutation: Option<Mutation>,
+}
+
+/// What a run that succeeded has seen.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Seen {
+    /// Steps taken by anyone.
+    pub steps: u64,
+    /// What guests did.
+    pub events: Events,
+    /// What the pager did.
+    pub counters: Counters,
+    /// Runs that ended in a release.
+    pub releases: u64,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub struct World {
+    pub(crate) setting: Setting,
+    pub(crate) rng: Rng,
+    pub(crate) kernel: Kernel,
+    pub(crate) driver: Driver,
+    pub(crate) watcher: Watcher,
+}
+
+/// Steps between two audits of the core, which cost as much as dozens of steps.
+const AUDIT_EVERY: u64 = 64;
+
+/// Steps between two changes of who is slow.
+const SPEEDS_EVERY: u64 = 256;
+
+impl World {
+    /// A world in which nothing has happened.
+    pub fn new(plan: Plan, trace: Trace) -> Self {
+        let mut rng = Rng::new(plan.seed);
+        let setting = Setting::of(&mut rng);
+        let mut kernel = Kernel::new(setting.habits.clone(), trace);
+        for _ in 0..setting.guests {
+            let start = rng.below(setting.space_pages - setting.mapped_pages + 1);
+            let threads = rng.between(1, 3);
+            kernel.spawn(setting.space_pages, start..start + setting.mapped_pages, threads);
+        }
+        let store = Store::new(setting.store_shares);
+        let driver = Driver::new(setting.budget, setting.buffers, store, plan.mutation);
+        Self { setting, rng, kernel, driver, watcher: Watcher::default() }
+    }
+
+    /// The whole run.
+    ///
+    /// # Errors
+    /// When something was seen that must not be.
+    pub fn run(&mut self, plan: Plan) -> Result<Seen, Failure> {
+        // In two halves, because what is wrong may show only when everything has come to rest.
+        for _ in 0..2 {
+            for _ in 0..plan.steps / 2 {
+                self.step()?;
+            }
+            self.come_to_rest()?;
+        }
+        let releases = self.rng.percent(40);
+        if releases {
+            self.release()?;
+        } else {
+            self.end_all()?;
+        }
+        let (events, counters) = (self.kernel.events, self.driver.core.counters());
+        Ok(Seen { steps: self.kernel.now, events, counters, releases: u64::from(releases) })
+    }
+
+    /// What was done last.
+    pub fn tail(&self) -> Vec<String> {
+        let mut tail = self.kernel.trace.tail();
+        tail.insert(0, format!("{:?}", self.setting));
+        tail
+    }
+
+    /// Steps so far.
+    pub fn now(&self) -> u64 {
+        self.kernel.now
+    }
+
+    pub(crate) fn step(&mut self) -> Result<(), Failure> {
+        if self.kernel.now.is_multiple_of(SPEEDS_EVERY) && self.rng.percent(50) {
+            self.setting.draw_speeds(&mut self.rng);
+        }
+        match self.rng.weighted(&self.setting.speeds) {
+            0 => self.step_thread(false)?,
+            1 => self.step_thread(true)?,
+            2 => self.step_pager()?,
+            3 => self.step_watcher(),
+            _ => self.step_nature(),
+        }
+        self.tick();
+        Ok(())
+    }
+
+    pub(crate) fn tick(&mut self) {
+        self.kernel.now += 1;
+        if self.kernel.now.is_multiple_of(AUDIT_EVERY) {
+            self.driver.core.audit();
+        }
+    }
+
+    fn step_thread(&mut self, agents: bool) -> Result<(), Failure> {
+        let threads = self.kernel.threads.len();
+        let from = self.rng.below(threads.max(1));
+        let next = (from..threads).chain(0..from).find(|&thread| {
+            let this = &self.kernel.threads[thread];
+            this.agent == agents && self.kernel.may_run(thread)
+        });
+        let Some(thread) = next else { return Ok(()) };
+        if self.rng.percent(self.setting.habits.drowsy) {
+            self.kernel.threads[thread].away_until = self.kernel.now + self.rng.between(1, 300) as u64;
+        }
+        self.kernel.step(thread, &mut self.rng)
+    }
+
+    pub(crate) fn step_pager(&mut self) -> Result<(), Failure> {
+        self.driver.step(&mut self.kernel);
+        self.check_budget()
+    }
+
+    pub(crate) fn step_watcher(&mut self) {
+        let orphans = self.rng.percent(self.setting.adopts_children);
+        self.watcher.step(&mut self.kernel, &mut self.driver, &mut self.rng, orphans);
+    }
+
+    /// What nobody asked for.
+    fn step_nature(&mut self) {
+        match self.rng.below(6) {
+            0 | 1 => self.reclaim(),
+            2 if self.setting.store_fills => self.driver.store.full = !self.driver.store.full && self.rng.percent(60),
+            3 if self.setting.store_loses && self.rng.percent(30) => self.lose_a_page(),
+            4 if self.setting.tight => {
+                let space = self.rng.below(self.kernel.spaces.len());
+                let tight = self.rng.percent(30);
+                self.kernel.spaces[space].tight = tight;
+            }
+            5 if self.rng.percent(10) => {
+                let pages = self.rng.between(16, self.setting.mapped_pages + 16) as u64;
+                self.driver.commands.push_back(Command::Budget(Budget::Pages(pages)));
+            }
+            _ => {}
+        }
+    }
+
+    pub(crate) fn lose_a_page(&mut self) {
+        let nth = self.rng.below(1000);
+        let lost = self.driver.store.lose(nth);
+        self.kernel.trace.note(self.kernel.now, || format!("the store loses {lost:x?}"));
+        self.kernel.lost.extend(lost);
+    }
+
+    /// The kernel drops a page that was given up and not written since.
+    fn reclaim(&mut self) {
+        let space = self.rng.below(self.kernel.spaces.len());
+        let slots = &mut self.kernel.spaces[space].slots;
+        let from = self.rng.below(slots.len());
+        let lazy = |slot: &&mut crate::memory::Slot| slot.frame().is_some_and(|frame| frame.lazy && !frame.pinned);
+        if let Some(slot) = slots[from..].iter_mut().find(lazy) {
+            slot.content = Content::Absent;
+        }
+    }
+}
