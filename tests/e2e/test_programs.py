@@ -238,7 +238,7 @@ def test_sqlite(native, spillway, need):
 
 def test_stress_ng_verifies_its_memory(spillway, need):
     (stress,) = need("stress-ng")
-    operations = 400000
+    operations = 100000
     command = [stress, "--vm", 2, "--vm-bytes", "256M", "--vm-method", "all", "--verify", "--vm-ops", operations]
     budget = 128 * MIB
     # The time-out only bounds a failure: it would leave the operations undone, and they are counted.

@@ -45,8 +45,8 @@ const MAPS_SHARE: u32 = 20;
 const GROWTH_PAGES: u64 = 256;
 /// A process smaller than this is never worth an agent: 8 MiB.
 const ADOPT_PAGES: u64 = 2048;
-/// What a program can touch in a second, in pages: 4 GiB.
-const TOUCH_PAGES_PER_S: u64 = 1 << 20;
+/// What a program can touch in a second, in pages: 8 GiB.
+const TOUCH_PAGES_PER_S: u64 = 1 << 21;
 /// A fault that has waited so long, with the fault thread in the idle class and not progressing, needs a rescue.
 const RESCUE_AFTER: Duration = Duration::from_millis(3);
 /// How long the idle class stays forbidden after a rescue.
@@ -411,15 +411,13 @@ impl Watcher {
         reach.clamp(LOOK_SOONEST, if young { YOUNG_TREE_EVERY } else { LOOK_LATEST })
     }
 
-    /// Unmanaged pages that the tree may have before its larger processes are adopted: most of a fixed budget, so that a
-    /// program which fits well is never touched, and less by what it can touch until it is adopted.
+    /// Unmanaged pages that the tree may have before its larger processes are adopted: half of a fixed budget, so that a
+    /// program which fits well is never touched, and one that does not is adopted before it is past it.
     fn adoption_threshold(&self) -> u64 {
         match self.local {
             Local::Bytes(bytes) => {
                 let local = self.shared.numbers.local_pages.load(Relaxed);
-                let budget = bytes / PAGE_BYTES_U64;
-                let headroom = (budget / 4).max(ADOPT_PAGES).min(budget / 2);
-                (budget - headroom).saturating_sub(local)
+                (bytes / PAGE_BYTES_U64 / 2).saturating_sub(local)
             }
             Local::Percent(_) => ADOPT_PAGES,
         }
