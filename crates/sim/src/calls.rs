@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use crate::kernel::{Kernel, Work};
-use crate::memory::{Content, Mapping, Removal, Slot, overlap};
+use crate::memory::{Content, Frame, Heritage, Mapping, Removal, Slot, Space, overlap};
 use crate::rng::Rng;
 use crate::uffd::Event;
 
@@ -45,6 +45,12 @@ impl Call {
         self.queue.iter().any(|event| matches!(event, Event::Remap { .. }))
     }
 
+    /// Whether it has yet to say that something in `range` is unmapped. Nobody could tell that word from another about
+    /// what is mapped there since, if it were unmapped too.
+    fn owes_unmap(&self, range: &Range<usize>) -> bool {
+        self.queue.iter().any(|event| matches!(event, Event::Unmap(unmapped) if overlap(range, unmapped)))
+    }
+
     /// Whether another thread of a program with any order in it keeps away from `range`.
     fn claims(&self, range: &Range<usize>, removals_too: bool) -> bool {
         let moving = self.queue.iter().any(|event| match event {
@@ -61,6 +67,11 @@ impl Kernel {
     /// Whether other threads of `space` are about to change `range`.
     pub(crate) fn is_claimed(&self, space: usize, range: &Range<usize>, removals_too: bool) -> bool {
         self.calls_in(space).any(|call| call.claims(range, removals_too))
+    }
+
+    /// Whether other threads of `space` have yet to say that something in `range` is unmapped.
+    pub(crate) fn owes_unmap(&self, space: usize, range: &Range<usize>) -> bool {
+        self.calls_in(space).any(|call| call.owes_unmap(range))
     }
 
     /// Whether a fork now would copy a move of which nobody could hear yet.
@@ -84,6 +95,10 @@ impl Kernel {
             // Its event was read, and it runs again.
             call.announced = false;
             space.uffd.changing -= 1;
+            if let (Then::Zap { .. }, 1..) = (&call.then, self.habits.lock_wait_most) {
+                // It waits for the lock on its mappings.
+                self.threads[thread].away_until = now + rng.below(self.habits.lock_wait_most) as u64;
+            }
         } else if let Some(event) = call.queue.pop_front() {
             self.trace.note(now, || format!("thread {thread} of {index} announces {event:?}"));
             space.uffd.announce(thread, event);
@@ -188,15 +203,15 @@ impl Kernel {
     pub(crate) fn map_over(&mut self, thread: usize, range: Range<usize>, rng: &mut Rng) {
         let space = self.threads[thread].space;
         let event = self.clear(space, range.clone());
-        self.map(space, range, false);
+        self.map(space, range, false, Heritage::Pages);
         self.call(thread, event.into_iter().collect(), Then::Return, rng);
     }
 
     /// `mmap` of free pages: nobody is told.
-    pub(crate) fn map(&mut self, space: usize, range: Range<usize>, file: bool) {
-        self.trace.note(self.now, || format!("{space} maps {range:?}, file {file}"));
+    pub(crate) fn map(&mut self, space: usize, range: Range<usize>, file: bool, heritage: Heritage) {
+        self.trace.note(self.now, || format!("{space} maps {range:?}, file {file}, {heritage:?}"));
         self.serial += 1;
-        let mapping = Some(Mapping { serial: self.serial, file, registered: false, locked: false });
+        let mapping = Some(Mapping { serial: self.serial, file, registered: false, locked: false, heritage });
         self.spaces[space].slots[range.clone()].fill(Slot { mapping, content: Content::Absent });
         self.spaces[space].shadow.reset(range, self.now);
     }
@@ -258,22 +273,21 @@ impl Kernel {
         let index = self.threads[thread].space;
         self.events.forks += 1;
         let space = &mut self.spaces[index];
-        let mut child = crate::memory::Space::new(space.slots.len());
+        let mut child = Space::new(space.slots.len());
         child.shadow = space.shadow.clone();
         for removal in &space.removals {
             removal.range.clone().for_each(|at| child.shadow.doubt(at, removal.free));
         }
-        for (mine, its) in space.slots.iter_mut().zip(&mut child.slots) {
-            if let Content::Present(frame) = &mut mine.content {
-                // A pinned page is copied at once; all others are shared until someone writes.
-                frame.shared |= !frame.pinned;
+        for (at, mine) in space.slots.iter_mut().enumerate() {
+            let Some(mapping) = mine.mapping else { continue };
+            let mapping = Some(Mapping { locked: false, ..mapping });
+            match mapping.map_or(Heritage::Nothing, |mapping| mapping.heritage) {
+                Heritage::Pages => child.slots[at] = Slot { mapping, content: inherited(&mut mine.content) },
+                Heritage::Zeros => child.slots[at] = Slot { mapping, content: Content::Absent },
+                Heritage::Nothing => {}
             }
-            *its = *mine;
-            if let Some(mapping) = &mut its.mapping {
-                mapping.locked = false;
-            }
-            if let Content::Present(frame) = &mut its.content {
-                frame.pinned = false;
+            if mapping.is_some_and(|mapping| mapping.heritage != Heritage::Pages) {
+                child.shadow.reset(at..at + 1, self.now);
             }
         }
         self.spaces.push(child);
@@ -293,6 +307,15 @@ impl Kernel {
         space.shadow.reset(range.clone(), now);
         registered.then_some(Event::Unmap(range))
     }
+}
+
+/// What a child gets of a page: a copy of a pinned one, else the page itself, shared until someone writes.
+fn inherited(content: &mut Content) -> Content {
+    if let Content::Present(frame) = content {
+        frame.shared |= !frame.pinned;
+        return Content::Present(Frame { pinned: false, ..*frame });
+    }
+    *content
 }
 
 fn zap(slot: &mut Slot, free: bool) {

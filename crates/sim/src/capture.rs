@@ -16,7 +16,7 @@ const BATCH_PAGES: u64 = 64;
 /// Pages remembered that a forked child may share.
 const SHARED_MOST: usize = 64;
 /// How far faults may go past the budget at a time, while nothing can be captured.
-const OVERDRAFT_PAGES: u64 = 64;
+pub const OVERDRAFT_PAGES: u64 = 64;
 
 /// How long to wait between two attempts to capture, at first and at last, in steps.
 const REST_LEAST: u64 = 10;
@@ -36,12 +36,37 @@ pub enum Flight {
     Other,
 }
 
-/// Nothing could be captured of late. Times in steps.
+/// How well captures do. Where most of what is left is pinned, locked, or shared with a forked child, sweeping on and on
+/// would take a CPU and bring nothing. Times in steps.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Barren {
+pub struct Yield {
+    tried: u64,
+    captured: u64,
     until: u64,
-    wait: u64,
-    stuck_pages: u64,
+    rest: u64,
+}
+
+impl Yield {
+    /// Fewer captures than one in so many tried are not worth it.
+    const WORTH: u64 = 8;
+
+    /// A batch brought so much, of `mapped` pages in all. True when the sweep has been round in vain: then it rests.
+    fn note(&mut self, captured: u64, stuck: u64, mapped: u64, now: u64) -> bool {
+        self.captured += captured;
+        self.tried += captured + stuck;
+        if self.tried < mapped {
+            return false;
+        }
+        let in_vain = self.captured * Self::WORTH < self.tried;
+        (self.tried, self.captured) = (0, 0);
+        if in_vain {
+            self.rest = (self.rest * 2).clamp(REST_LEAST, REST_MOST);
+            self.until = now + self.rest;
+        } else {
+            self.rest = 0;
+        }
+        in_vain
+    }
 }
 
 impl Driver {
@@ -52,7 +77,7 @@ impl Driver {
         if kernel.threads[agent].dead {
             target.agent = None;
             target.flight = Flight::Idle;
-            target.buffers.drain(..).for_each(|buffer| self.core.0.return_buffer(buffer));
+            target.buffers.drain(..).for_each(|buffer| self.core.return_buffer(buffer));
             self.reports.push_back(Report::AgentGone(target.id));
             return;
         }
@@ -72,7 +97,7 @@ impl Driver {
     fn collect(&mut self, kernel: &mut Kernel, at: usize, outcomes: &[crate::agent::Moved]) {
         let Some(target) = &mut self.targets[at] else { return };
         let mut buffers = target.buffers.drain(..);
-        let (mut captured, mut stuck) = (false, 0);
+        let (mut captured, mut stuck) = (0, 0);
         for (run, moved) in target.runs.iter().zip(outcomes) {
             if moved.refusal == Some(Refusal::Invalid) && run.pages > 1 {
                 target.single = 64;
@@ -93,56 +118,50 @@ impl Driver {
                 if outcome == Captured::Stuck && moved.refusal == Some(Refusal::Busy) && room {
                     target.shared.push(slot(run.address.plus_pages(n)));
                 }
-                captured |= matches!(outcome, Captured::Buffer(_) | Captured::Zero);
+                captured += u64::from(matches!(outcome, Captured::Buffer(_) | Captured::Zero));
                 stuck += u64::from(outcome == Captured::Stuck);
                 if !matches!(outcome, Captured::Buffer(_)) {
-                    self.core.0.return_buffer(buffer);
+                    self.core.return_buffer(buffer);
                 }
-                self.core.0.captured(page, outcome);
+                self.core.captured(page, outcome);
             }
         }
         drop(buffers);
         kernel.trace.note(kernel.now, || format!("pager collects {:?} of {}: {outcomes:?}", target.runs, target.space));
         target.runs.clear();
-        if captured {
-            self.barren = Barren::default();
-            self.core.set_overdraft(0);
-            self.overdraws = false;
-        } else if stuck > 0 {
-            self.nothing_captured(stuck, kernel.now);
-        } else {
+        if captured + stuck == 0 {
             // Mappings are changing: whoever changes them needs the CPU to say so.
-            self.barren.until = kernel.now + RETRY;
+            self.yields.until = self.yields.until.max(kernel.now + RETRY);
+        } else {
+            self.note_yield(captured, stuck, kernel.now);
         }
     }
 
     /// Starts a capture, if one is wanted and possible.
     pub(crate) fn evict(&mut self, kernel: &mut Kernel) {
-        if kernel.now < self.barren.until || self.unshare(kernel) {
+        if kernel.now < self.yields.until {
+            return;
+        }
+        // A sweep takes the second chances of those that it passes over: it should pass over nobody for long.
+        let mut equipped = self.targets.iter().flatten().filter(|target| target.agent.is_some());
+        let any = if kernel.quiet { equipped.all(Target::may_capture) } else { equipped.any(Target::may_capture) };
+        if !any {
+            if !self.waits_for_agents() && !self.write_some() {
+                self.note_yield(0, self.core.mapped_pages().max(1), kernel.now);
+            }
+            return;
+        }
+        if self.unshare(kernel) {
             return;
         }
         let most = self.core.wanted_captures().min(self.core.batch_pages()).min(BATCH_PAGES);
         let mut runs: Vec<Run> = Vec::new();
         let targets = &self.targets;
         let may = |id: TargetId| targets[id.0 as usize].as_ref().is_some_and(Target::may_capture);
-        // A sweep takes the second chances of those that it passes over: it should pass over nobody for long.
-        let mut equipped = targets.iter().flatten().filter(|target| target.agent.is_some());
-        let any = if kernel.quiet { equipped.all(Target::may_capture) } else { equipped.any(Target::may_capture) };
-        let whose = if any { self.core.0.next_capture(most, may, &mut runs) } else { None };
+        let whose = self.core.next_capture(most, may, &mut runs);
         let Some(target) = whose.and_then(|id| self.targets[id.0 as usize].as_mut()) else {
-            // Nothing can leave targets now: what is in buffers still can, and that may be enough.
-            let written = (0..4).filter(|_| self.write_one(true)).count();
-            // An agent that does something else may itself wait for a page, and that page for room.
-            let soon = |target: &Target| match target.flight {
-                Flight::Capture => true,
-                Flight::Idle => target.agent.is_some() && !target.looked,
-                Flight::Other => false,
-            };
-            let mut targets = self.targets.iter().flatten();
-            let waits =
-                if self.is(Mutation::WaitForAgents) { !targets.any(Target::may_capture) } else { targets.any(soon) };
-            if written == 0 && !waits {
-                self.nothing_captured(self.core.mapped_pages(), kernel.now);
+            if !self.write_some() {
+                self.note_yield(0, self.core.mapped_pages().max(1), kernel.now);
             }
             return;
         };
@@ -158,7 +177,7 @@ impl Driver {
             runs = runs.into_iter().flat_map(single).collect();
         }
         for _ in 0..runs.iter().map(|run| run.pages).sum() {
-            target.buffers.push(self.core.0.take_buffer().expect("a buffer for each page chosen"));
+            target.buffers.push(self.core.take_buffer().expect("a buffer for each page chosen"));
         }
         kernel.trace.note(kernel.now, || format!("pager captures {runs:?} of {}", target.space));
         let pages = |run: &Run| slot(run.address)..slot(run.address.plus_pages(run.pages));
@@ -169,21 +188,41 @@ impl Driver {
         kernel.threads[agent].work = Work::Moves(moves);
     }
 
-    /// `pages` would not leave. Faults must not wait for them, and may go past the budget: a little while the sweep goes
-    /// on, and freely once it has been round without success.
-    fn nothing_captured(&mut self, pages: u64, now: u64) {
+    /// A batch brought `captured` pages, and `stuck` would not leave. Faults must not wait for those, and may go past the
+    /// budget: a little while the sweep goes on, and freely once it has been round in vain.
+    fn note_yield(&mut self, captured: u64, stuck: u64, now: u64) {
         if self.is(Mutation::NoOverdraft) {
             return;
         }
-        (self.excused, self.overdraws) = (true, true);
-        self.barren.stuck_pages += pages;
-        if self.barren.stuck_pages < self.core.mapped_pages() {
-            return self.core.set_overdraft(OVERDRAFT_PAGES);
-        }
-        self.barren.stuck_pages = 0;
-        self.barren.wait = (self.barren.wait * 2).clamp(REST_LEAST, REST_MOST);
-        self.barren.until = now + self.barren.wait;
-        self.core.set_overdraft(u64::MAX / 2);
+        let in_vain = self.yields.note(captured, stuck, self.core.mapped_pages(), now);
+        self.overdraw(match (in_vain, captured) {
+            (true, _) => u64::MAX / 2,
+            (false, 0) => OVERDRAFT_PAGES,
+            (false, _) => 0,
+        });
+    }
+
+    /// Faults may make so many more pages local than the budget says.
+    pub(crate) fn overdraw(&mut self, pages: u64) {
+        self.core.set_overdraft(pages);
+        self.overdraws = pages > 0;
+        self.excused |= pages > 0;
+    }
+
+    /// Nothing can leave targets now: what is in buffers still can, and that may be enough.
+    fn write_some(&mut self) -> bool {
+        (0..4).filter(|_| self.write_one(true)).count() > 0
+    }
+
+    /// Whether something may be captured soon. An agent that does something else may itself wait for a page, and that page
+    /// for room.
+    fn waits_for_agents(&self) -> bool {
+        let soon = |target: &Target| match target.flight {
+            Flight::Capture => true,
+            Flight::Idle => target.agent.is_some(),
+            Flight::Other => false,
+        };
+        self.is(Mutation::WaitForAgents) || self.targets.iter().flatten().any(soon)
     }
 
     /// Starts to take pages back from forked children that have ended; false when there are none to take.

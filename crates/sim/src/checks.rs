@@ -87,6 +87,13 @@ impl World {
         if core.local_pages() > core.budget_pages() { core.mapped_pages() } else { 0 }
     }
 
+    fn core_in_numbers(&self) -> String {
+        let core = &self.driver.core;
+        let (local, mapped, budget) = (core.local_pages(), core.mapped_pages(), core.budget_pages());
+        let (wanted, due) = (core.wanted_captures(), core.has_due_writes());
+        format!("local {local}, mapped {mapped}, budget {budget}, captures wanted {wanted}, writes due {due}")
+    }
+
     /// Who has not come to rest.
     fn unrest(&self) -> String {
         let threads: Vec<String> = self
@@ -132,7 +139,7 @@ impl World {
                 let state = self.driver.page_at(target, at).map(|page| core.state_of(page));
                 if state == Some(State::Mapped) && may_leave(slot) {
                     let what = format!("page {at} of {index} counts as mapped and never leaves: {slot:?}");
-                    return Err(Failure::new(format!("{what}, {:?}, {:?}", self.driver.core, self.driver.targets)));
+                    return Err(Failure::new(format!("{what}, {}, {:?}", self.core_in_numbers(), self.driver.targets)));
                 }
             }
         }
@@ -145,7 +152,7 @@ impl World {
         self.driver.commands.push_back(Command::Release);
         let begun = self.kernel.now;
         if self.setting.store_loses {
-            (0..4).for_each(|_| self.lose_a_page());
+            (0..10).for_each(|_| self.lose_a_page());
         }
         while !self.watcher.released {
             self.step()?;

@@ -10,7 +10,7 @@ use spillway_core::pager::{Budget, Config, Outcome, Pager, Plan, Served, Stop};
 use spillway_core::streams::BLOCK_PAGES_MAX;
 use spillway_core::{Address, Span, TargetId};
 
-use crate::capture::Barren;
+use crate::capture::{Flight, OVERDRAFT_PAGES, Yield};
 use crate::kernel::Kernel;
 use crate::letters::{Command, Report};
 use crate::memory::{address, range, slot, span};
@@ -29,10 +29,9 @@ const WRITES_PER_TURN: u64 = 4;
 const FREES_PER_TURN: usize = 256;
 
 /// See the module's documentation.
-#[derive(Debug)]
 pub struct Driver {
     /// The shipped core.
-    pub core: PagerBox,
+    pub core: Pager,
     /// Where pages go.
     pub store: Store,
     /// By identity.
@@ -50,7 +49,7 @@ pub struct Driver {
     /// Faults may go past the budget, because nothing could leave of late.
     pub overdraws: bool,
     pub(crate) buffers: Vec<u64>,
-    pub(crate) barren: Barren,
+    pub(crate) yields: Yield,
     pub(crate) release: Option<Release>,
     inbox: VecDeque<(usize, Message)>,
     /// Whose turn it is: 0 for commands, a target's place plus one, and then the work that is due.
@@ -60,40 +59,11 @@ pub struct Driver {
     local_before: u64,
 }
 
-/// [`Pager`] with a word for `Debug`.
-pub struct PagerBox(pub Pager);
-
-impl std::fmt::Debug for PagerBox {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let core = &self.0;
-        let (local, mapped, budget) = (core.local_pages(), core.mapped_pages(), core.budget_pages());
-        let (wanted, due) = (core.wanted_captures(), core.has_due_writes());
-        write!(
-            f,
-            "Pager {{ local {local}, mapped {mapped}, budget {budget}, captures wanted {wanted}, writes due {due} }}"
-        )
-    }
-}
-
-impl std::ops::Deref for PagerBox {
-    type Target = Pager;
-
-    fn deref(&self) -> &Pager {
-        &self.0
-    }
-}
-
-impl std::ops::DerefMut for PagerBox {
-    fn deref_mut(&mut self) -> &mut Pager {
-        &mut self.0
-    }
-}
-
 impl Driver {
     /// A driver without targets.
     pub fn new(budget: Budget, buffers: u32, store: Store, mutation: Option<Mutation>) -> Self {
         Self {
-            core: PagerBox(Pager::new(Config { budget, buffers })),
+            core: Pager::new(Config { budget, buffers }),
             store,
             targets: Vec::new(),
             commands: VecDeque::new(),
@@ -103,7 +73,7 @@ impl Driver {
             excused: false,
             overdraws: false,
             buffers: vec![0; usize::try_from(buffers).expect("u32 fits")],
-            barren: Barren::default(),
+            yields: Yield::default(),
             release: None,
             inbox: VecDeque::new(),
             place: 0,
@@ -131,7 +101,10 @@ impl Driver {
     pub fn step(&mut self, kernel: &mut Kernel) {
         if let Some((at, message)) = self.inbox.pop_front() {
             return match message {
-                Message::Fault(fault) => self.serve(kernel, at, Waiting { at: fault.at, write: fault.write }),
+                Message::Fault(fault) => {
+                    self.serve(kernel, at, Waiting { at: fault.at, write: fault.write });
+                    self.note_thread(at);
+                }
                 Message::Event(event) => self.change(kernel, at, event),
             };
         }
@@ -172,11 +145,15 @@ impl Driver {
     /// Serves a fault, or lets it wait.
     pub(crate) fn serve(&mut self, kernel: &mut Kernel, at: usize, fault: Waiting) {
         let Some(target) = &mut self.targets[at] else { return };
-        if !target.may_read() && self.mutation != Some(Mutation::ReadDuringCapture) {
+        if !target.may_serve() && self.mutation != Some(Mutation::ReadDuringCapture) {
             target.waiting.push(fault);
             return;
         }
-        let (id, space) = (target.id, target.space);
+        let (id, space, flight) = (target.id, target.space, target.flight);
+        if flight == Flight::Other && !self.is(Mutation::WaitForAgents) {
+            // It may be the agent's own fault, and nothing can be captured before the agent is done.
+            self.overdraw(OVERDRAFT_PAGES);
+        }
         let plan = self.core.fault(id, address(fault.at));
         let unknown =
             matches!(plan, Plan::Zero { page: Some(page), .. } if self.core.state_of(page) == State::Untouched);
@@ -237,7 +214,8 @@ impl Driver {
 
     /// Something changed in a target's address space.
     fn change(&mut self, kernel: &mut Kernel, at: usize, event: Event) {
-        let Some(target) = &self.targets[at] else { return };
+        let Some(target) = &mut self.targets[at] else { return };
+        target.changes += u64::from(!matches!(event, Event::Remove(_)));
         let (id, index) = (target.id, target.space);
         let uffd = &mut kernel.spaces[index].uffd;
         match event {
@@ -268,7 +246,7 @@ impl Driver {
     /// What is due besides faults, a little at a time.
     fn work(&mut self, kernel: &mut Kernel) {
         let keep = self.is(Mutation::KeepReleased);
-        for bits in self.core.0.take_released(FREES_PER_TURN) {
+        for bits in self.core.take_released(FREES_PER_TURN) {
             if !keep {
                 self.store.release(bits);
             }
@@ -283,7 +261,10 @@ impl Driver {
         self.retry_waiting(kernel);
         if self.release.is_some() {
             self.bring_home(kernel);
-        } else if self.core.wanted_captures() > 0 {
+        } else if self.core.wanted_captures() > 0
+            && (!self.busy || self.core.free_pages() < self.core.batch_pages() / 4)
+        {
+            // While faults keep coming they are served from the reserve, and pages leave when it runs low.
             self.evict(kernel);
         }
     }
@@ -306,7 +287,7 @@ impl Driver {
 
     fn retry_waiting(&mut self, kernel: &mut Kernel) {
         for at in 0..self.targets.len() {
-            if let Some(target) = self.targets[at].as_mut().filter(|target| target.may_read()) {
+            if let Some(target) = self.targets[at].as_mut().filter(|target| target.may_serve()) {
                 for fault in std::mem::take(&mut target.waiting) {
                     self.serve(kernel, at, fault);
                 }

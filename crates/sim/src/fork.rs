@@ -3,12 +3,12 @@
 use spillway_core::mappings::BufferCopy;
 use spillway_core::page::{HandleBits, State};
 use spillway_core::pager::Plan;
-use spillway_core::{Address, TargetId};
+use spillway_core::{Address, Span, TargetId};
 
 use crate::driver::Driver;
 use crate::kernel::Kernel;
 use crate::letters::Report;
-use crate::memory::slot;
+use crate::memory::{range, slot, span};
 use crate::mutation::Mutation;
 use crate::target::Target;
 
@@ -18,7 +18,7 @@ impl Driver {
         self.excused = true;
         if !self.is(Mutation::ForkWithoutBuffers) {
             // The child needs a copy of each page in a buffer; those that the store takes need none.
-            while self.used_buffers() > self.free_buffers() && self.write_one(true) {}
+            while self.write_one(true) {}
         }
         let buffered = self.buffered(parent);
         let mut copies: Vec<BufferCopy> = Vec::new();
@@ -38,17 +38,52 @@ impl Driver {
             }
         }
         kernel.trace.note(kernel.now, || format!("pager: {parent:?} forked {id:?} as {child}"));
-        self.add(Target { parent: Some(parent), ..Target::new(id, child, None) });
+        let inherits = self.is(Mutation::IgnoreForkMarks);
+        self.add(Target { parent: Some(parent), is_known: false, inherits, ..Target::new(id, child, None) });
         self.reports.push_back(Report::Forked(id, child));
     }
 
-    fn used_buffers(&self) -> u64 {
-        self.core.local_pages() - self.core.mapped_pages()
+    /// A fault is the first that is heard of who a forked child is.
+    pub(crate) fn note_thread(&mut self, at: usize) {
+        let Some(target) = self.targets[at].as_mut().filter(|target| !target.is_known) else { return };
+        target.is_known = true;
+        self.reports.push_back(Report::Thread(target.id, target.changes));
     }
 
-    fn free_buffers(&self) -> u64 {
-        let set_aside: usize = self.targets.iter().flatten().map(|target| target.buffers.len()).sum();
-        (self.buffers.len() - set_aside) as u64 - self.used_buffers()
+    /// What a forked child has of its parent's mappings was seen in its own: zeros in `wiped`, and nothing but `has`. That is
+    /// asked again if they have changed since it was asked, or change now: a mapping that has moved in the kernel and not
+    /// in the table would be forgotten.
+    pub(crate) fn inherit(&mut self, kernel: &Kernel, id: TargetId, (wiped, has): (&[Span], &[Span]), changes: u64) {
+        let blindly = self.is(Mutation::InheritBlindly);
+        let Some(target) = &mut self.targets[id.0 as usize] else { return };
+        if target.inherits {
+            return;
+        }
+        // Any installation would tell, such as one of zeros where nothing is registered.
+        if (kernel.spaces[target.space].uffd.changing > 0 || target.changes != changes) && !blindly {
+            self.reports.push_back(Report::Thread(id, target.changes));
+            return;
+        }
+        target.inherits = true;
+        let regions: Vec<Span> = self.core.regions().of(id).map(|region| region.span).collect();
+        for region in regions {
+            let mut cursor = region.start;
+            for part in has.iter().filter_map(|span| span.intersect(region)) {
+                if cursor < part.start {
+                    self.core.unmapped(id, Span { start: cursor, end: part.start });
+                }
+                cursor = part.end;
+            }
+            if cursor < region.end {
+                self.core.unmapped(id, Span { start: cursor, end: region.end });
+            }
+        }
+        for at in wiped.iter().flat_map(|&span| range(span)) {
+            // What is mapped already is its own.
+            if self.page_at(id, at).is_some_and(|page| self.core.state_of(page) != State::Mapped) {
+                self.core.removed(id, span(&(at..at + 1)));
+            }
+        }
     }
 
     /// The slots of `target` whose pages are in buffers, and what they hold.
@@ -58,7 +93,7 @@ impl Driver {
             let there = |i: &u64| self.core.state_of(region.first.plus(*i)) == State::Inactive;
             inactive.extend((0..region.span.pages()).filter(there).map(|i| region.span.start.plus_pages(i)));
         }
-        let value = |address| match self.core.0.fault(target, address) {
+        let value = |address| match self.core.fault(target, address) {
             Plan::Buffer { buffer, .. } => Some((slot(address), self.buffers[buffer.0 as usize])),
             _ => None,
         };

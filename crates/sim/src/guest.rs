@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::kernel::{Kernel, Work};
-use crate::memory::Content;
+use crate::memory::{Content, Heritage, overlap};
 use crate::rng::Rng;
 
 /// Most pages that one call is about.
@@ -11,6 +11,21 @@ const PAGES_MOST: usize = 24;
 
 /// What a thread chooses from, in the order of [`Habits::weights`].
 const CHOICES: usize = 16;
+
+/// What a run is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Theme {
+    /// A little of everything.
+    Anything,
+    /// `madvise`, of pages that others touch and give up again.
+    Removals,
+    /// New mappings, given up before the pager knows what is in them.
+    Fresh,
+    /// Mappings that move.
+    Moves,
+    /// Forks, by parents whose buffers are short.
+    Forks,
+}
 
 /// What guests like to do.
 #[derive(Clone, Debug)]
@@ -25,13 +40,15 @@ pub struct Habits {
     pub run_most: usize,
     /// How many of a hundred steps of a thread end with a long pause.
     pub drowsy: usize,
+    /// Steps for which a thread waits for a lock at most, between the announcement of a removal and the removal.
+    pub lock_wait_most: usize,
     /// How many of a hundred things they do where they did something of late.
     pub locality: usize,
 }
 
 impl Habits {
-    /// What the guests of one run like: a little of everything, or much of one thing.
-    pub fn of(rng: &mut Rng) -> Self {
+    /// What the guests of one run like.
+    pub fn of(theme: Theme, rng: &mut Rng) -> Self {
         let calls = rng.between(0, 12);
         let mut weights = [0; CHOICES];
         weights[0] = rng.between(5, 60);
@@ -43,21 +60,22 @@ impl Habits {
         weights[13] = usize::from(rng.percent(20));
         weights[14] = if rng.percent(20) { 1 } else { 0 };
         weights[15] = if rng.percent(20) { 1 } else { 0 };
-        let much: &[(usize, usize)] = match rng.below(10) {
-            0 => &[(2, 20), (3, 20), (5, 5)],
-            1 => &[(2, 20), (5, 20), (6, 10)],
-            2 => &[(7, 20), (8, 20), (9, 10)],
-            3 | 4 => &[(0, 30), (12, 6), (13, 1)],
-            _ => &[],
-        };
-        much.iter().for_each(|&(choice, more)| weights[choice] += more);
+        match theme {
+            Theme::Anything => {}
+            Theme::Removals => weights = [20, 20, 15, 15, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+            Theme::Fresh => weights = [40, 20, 20, 0, 5, 10, 10, 0, 0, 0, 2, 0, 0, 0, 0, 0],
+            Theme::Moves => weights = [30, 10, 3, 0, 2, 3, 0, 20, 10, 5, 3, 3, 0, 0, 0, 0],
+            Theme::Forks => weights = [60, 30, 0, 0, 1, 2, 0, 0, 0, 0, 0, 0, 15, 4, 0, 0],
+        }
+        let contended = matches!(theme, Theme::Removals | Theme::Fresh);
         Self {
             weights,
-            processes_most: rng.between(1, 5),
+            processes_most: rng.between(if theme == Theme::Forks { 2 } else { 1 }, 5),
             rude: rng.percent(15),
             run_most: rng.between(1, 60),
             locality: if rng.percent(70) { rng.between(0, 95) } else { 0 },
             drowsy: if rng.percent(50) { rng.between(0, 8) } else { 0 },
+            lock_wait_most: if contended || rng.percent(50) { rng.between(1, 400) } else { 0 },
         }
     }
 }
@@ -84,17 +102,26 @@ impl Kernel {
             }
             4 => {
                 let Some(range) = self.choose(space, true, rng) else { return };
-                self.unmap(thread, range, rng);
+                if !self.owes_unmap(space, &range) {
+                    self.unmap(thread, range, rng);
+                }
             }
             5 => {
                 let pages = rng.between(1, PAGES_MOST);
                 let Some(range) = self.choose_free(space, pages, rng) else { return };
+                let heritage = match rng.below(100) {
+                    0..8 => Heritage::Zeros,
+                    8..16 => Heritage::Nothing,
+                    _ => Heritage::Pages,
+                };
                 let file = rng.percent(4);
-                self.map(space, range, file);
+                self.map(space, range, file, heritage);
             }
             6 => {
                 let Some(range) = self.choose(space, true, rng) else { return };
-                self.map_over(thread, range, rng);
+                if !self.owes_unmap(space, &range) {
+                    self.map_over(thread, range, rng);
+                }
             }
             7 | 9 => {
                 let Some(range) = self.choose(space, true, rng) else { return };
@@ -108,7 +135,7 @@ impl Kernel {
                 };
                 let pages = from.len().min(over.len());
                 let from = from.start..from.start + pages;
-                if !crate::memory::overlap(&from, &over) {
+                if !overlap(&from, &over) && !self.owes_unmap(space, &over) {
                     self.relocate(thread, from, over.start, 0, false, rng);
                 }
             }
@@ -118,14 +145,14 @@ impl Kernel {
                 // The tail goes, to the end of the mapping.
                 let tail = self.spaces[space].mapping_from(range.start);
                 let tail = tail.end - range.len().min(tail.len())..tail.end;
-                if !self.is_claimed(space, &tail, true) {
+                if !self.is_claimed(space, &tail, true) && !self.owes_unmap(space, &tail) {
                     self.unmap(thread, tail, rng);
                 }
             }
             12 => self.choose_to_fork(thread, rng),
             13 => {
-                // Most programs run for long.
-                if rng.percent(10) {
+                // Most programs run for long, and most of their children do not.
+                if rng.percent(if space < self.natives { 20 } else { 60 }) {
                     self.exit(space);
                 }
             }

@@ -6,7 +6,7 @@ use crate::agent::Moves;
 use crate::calls::Call;
 use crate::failure::Failure;
 use crate::guest::Habits;
-use crate::memory::{Content, Frame, Space};
+use crate::memory::{Content, Frame, Heritage, Space};
 use crate::rng::Rng;
 use crate::shadow::Truth;
 use crate::trace::Trace;
@@ -74,6 +74,22 @@ pub struct Events {
     pub moves_invalid: u64,
 }
 
+impl Events {
+    /// Adds what happened in another run.
+    pub fn add(&mut self, other: &Self) {
+        self.accesses += other.accesses;
+        self.faults += other.faults;
+        self.unmaps += other.unmaps;
+        self.moves += other.moves;
+        self.removals += other.removals;
+        self.forks += other.forks;
+        self.losses += other.losses;
+        self.moves_again += other.moves_again;
+        self.moves_busy += other.moves_busy;
+        self.moves_invalid += other.moves_invalid;
+    }
+}
+
 /// See the module's documentation.
 #[derive(Debug)]
 pub struct Kernel {
@@ -93,6 +109,8 @@ pub struct Kernel {
     pub habits: Habits,
     /// Guests finish what they do, and begin nothing.
     pub quiet: bool,
+    /// Address spaces that were not forked.
+    pub(crate) natives: usize,
     pub(crate) serial: u32,
     pub(crate) value: u64,
 }
@@ -109,6 +127,7 @@ impl Kernel {
             lost: std::collections::BTreeSet::new(),
             habits,
             quiet: false,
+            natives: 0,
             serial: 0,
             value: 0x1000,
         }
@@ -118,7 +137,8 @@ impl Kernel {
     pub fn spawn(&mut self, pages: usize, range: Range<usize>, threads: usize) -> usize {
         self.spaces.push(Space::new(pages));
         let space = self.spaces.len() - 1;
-        self.map(space, range, false);
+        self.natives = self.spaces.len();
+        self.map(space, range, false, Heritage::Pages);
         self.start_threads(space, threads, false);
         space
     }

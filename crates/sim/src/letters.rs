@@ -20,6 +20,17 @@ pub enum Command {
         /// Its agent.
         agent: usize,
     },
+    /// What a forked child has of its parent's memory is known.
+    Inherit {
+        /// Which child.
+        target: TargetId,
+        /// It reads zeros here.
+        wiped: Vec<Span>,
+        /// It has what is registered here and, of its parent's mappings, nothing else.
+        has: Vec<Span>,
+        /// How often its mappings had changed when this was asked.
+        changes: u64,
+    },
     /// Register these spans.
     Register {
         /// Whose.
@@ -76,6 +87,8 @@ pub enum Report {
     Removal(TargetId, Span, u64),
     /// A target forked.
     Forked(TargetId, usize),
+    /// A thread of a forked child raised a fault: so this is whose address space it is. Its mappings had changed so often.
+    Thread(TargetId, u64),
     /// A target's agent is gone.
     AgentGone(TargetId),
     /// Everything is home and let go.

@@ -25,6 +25,7 @@ mod fork;
 pub mod guest;
 pub mod kernel;
 pub mod letters;
+mod many;
 pub mod memory;
 mod mutation;
 mod release;
@@ -42,6 +43,7 @@ mod world;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 pub use failure::Failure;
+pub use many::run_many;
 pub use mutation::Mutation;
 pub use world::{Plan, Seen};
 

@@ -63,6 +63,17 @@ pub enum Content {
     Poison,
 }
 
+/// What a forked child gets of a mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heritage {
+    /// Its pages.
+    Pages,
+    /// Zeros (`MADV_WIPEONFORK`).
+    Zeros,
+    /// Nothing (`MADV_DONTFORK`).
+    Nothing,
+}
+
 /// The mapping that a slot belongs to. Neighbours with equal mappings are one to the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
@@ -74,6 +85,8 @@ pub struct Mapping {
     pub registered: bool,
     /// Under `mlock`.
     pub locked: bool,
+    /// What a forked child gets of it.
+    pub heritage: Heritage,
 }
 
 /// One page of address space.

@@ -35,6 +35,10 @@ pub enum Mutation {
     WaitForAgents,
     /// Hands out what the store could not read as zeros.
     ZerosForLost,
+    /// Lets a forked child inherit what its parent had marked as not to be inherited, or to be wiped.
+    IgnoreForkMarks,
+    /// Believes what was seen of a forked child's mappings although they have changed since.
+    InheritBlindly,
     /// Forks while buffers are short, without writing some first.
     ForkWithoutBuffers,
     /// Looks only at pages of new mappings: never at what a forked child had in memory, nor at what moved before it was
@@ -46,7 +50,7 @@ pub enum Mutation {
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 21] = [
         Self::ReadDuringCapture,
         Self::ServeBeforeChanges,
         Self::CaptureRemoving,
@@ -63,6 +67,8 @@ impl Mutation {
         Self::NoOverdraft,
         Self::WaitForAgents,
         Self::ZerosForLost,
+        Self::IgnoreForkMarks,
+        Self::InheritBlindly,
         Self::ForkWithoutBuffers,
         Self::ScanOnlyNew,
         Self::LetGoOfLost,

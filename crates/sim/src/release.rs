@@ -32,8 +32,11 @@ impl Driver {
             Command::Equip { target, agent } => {
                 if let Some(target) = &mut self.targets[target.0 as usize] {
                     (target.parent, target.agent) = (None, Some(agent));
+                    let at = target.id.0 as usize;
+                    self.note_thread(at);
                 }
             }
+            Command::Inherit { target, wiped, has, changes } => self.inherit(kernel, target, (&wiped, &has), changes),
             Command::Register { target, spans } => {
                 if self.is_locked(kernel, target) {
                     self.commands.push_front(Command::Register { target, spans });
@@ -77,6 +80,12 @@ impl Driver {
         const PAGES_PER_TURN: usize = 32;
         if self.targets.iter().flatten().any(|target| target.flight != Flight::Idle) {
             return;
+        }
+        let heirs: Vec<usize> =
+            self.targets.iter().flatten().filter(|it| !it.inherits).map(|it| it.id.0 as usize).collect();
+        if !heirs.is_empty() {
+            // What they have must be known before anything is brought to them.
+            return heirs.into_iter().for_each(|at| self.note_thread(at));
         }
         let mut outside = Vec::new();
         self.core.outside(PAGES_PER_TURN, &mut outside);
@@ -132,10 +141,10 @@ impl Driver {
     fn let_go(&mut self, kernel: &mut Kernel) {
         for target in self.targets.iter_mut().filter_map(Option::take) {
             let space = &mut kernel.spaces[target.space];
-            for region in self.core.0.regions().of(target.id) {
+            for region in self.core.regions().of(target.id) {
                 space.unregister(&range(region.span));
             }
-            self.core.0.ended(target.id);
+            self.core.ended(target.id);
             // The agent leaves, and the last descriptor with it: what the table did not know is let go of as well.
             let mut closed = vec![target.space];
             while let Some(space) = closed.pop().map(|space| &mut kernel.spaces[space]) {

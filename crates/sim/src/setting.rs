@@ -2,12 +2,14 @@
 
 use spillway_core::pager::Budget;
 
-use crate::guest::Habits;
+use crate::guest::{Habits, Theme};
 use crate::rng::Rng;
 
 /// See the module's documentation.
 #[derive(Clone, Debug)]
 pub struct Setting {
+    /// What it is about.
+    pub theme: Theme,
     /// Pages of address space of a guest.
     pub space_pages: usize,
     /// Pages that it starts with.
@@ -37,34 +39,35 @@ pub struct Setting {
 impl Setting {
     /// What follows from the seed.
     pub fn of(rng: &mut Rng) -> Self {
+        const THEMES: [Theme; 5] = [Theme::Removals, Theme::Fresh, Theme::Moves, Theme::Forks, Theme::Anything];
+        let theme = THEMES[rng.weighted(&[20, 20, 15, 20, 25])];
         // Beyond 512 pages regions start on chunks of their own.
         let space_pages = match rng.below(100) {
-            0..5 => rng.between(600, 1400),
-            5..50 => rng.between(40, 300),
-            _ => rng.between(24, 60),
+            0..5 if theme == Theme::Anything => rng.between(600, 1400),
+            0..50 if theme == Theme::Anything => rng.between(40, 300),
+            _ => rng.between(28, 60),
         };
         let mapped_pages = space_pages * rng.between(50, 95) / 100;
-        let budget_pages = rng.between(16, mapped_pages + 16) as u64;
         let budget = if rng.percent(20) {
             Budget::Percent { percent: rng.between(10, 90) as u64, floor_pages: 16 }
         } else {
-            Budget::Pages(budget_pages)
+            Budget::Pages(rng.between(16, mapped_pages.max(17)) as u64)
         };
-        let habits = Habits::of(rng);
+        let few_buffers = theme == Theme::Forks || rng.percent(40);
         let mut setting = Self {
+            theme,
             space_pages,
             mapped_pages,
             guests: if rng.percent(75) { 1 } else { 2 },
             budget,
-            buffers: u32::try_from(if rng.percent(50) { rng.between(12, 40) } else { rng.between(40, 128) })
-                .expect("small"),
-            habits,
+            buffers: u32::try_from(if few_buffers { rng.between(12, 24) } else { rng.between(24, 128) }).expect("few"),
+            habits: Habits::of(theme, rng),
             speeds: [0; 5],
             store_shares: rng.percent(60),
             store_fills: rng.percent(20),
             store_loses: rng.percent(15),
             tight: rng.percent(8),
-            adopts_children: if rng.percent(30) { 0 } else { rng.between(1, 100) },
+            adopts_children: if rng.percent(50) { 0 } else { rng.between(1, 100) },
         };
         setting.draw_speeds(rng);
         setting
@@ -80,5 +83,9 @@ impl Setting {
             slow_or_fast(rng),
             usize::from(rng.percent(60)),
         ];
+        if matches!(self.theme, Theme::Removals | Theme::Fresh) && rng.percent(60) {
+            // A pager that is quicker than a thread on its way from an announcement to a removal, and a slow watcher.
+            self.speeds = [6, 20, 40, 2, 1];
+        }
     }
 }

@@ -97,15 +97,16 @@ impl Store {
         }
     }
 
-    /// Loses one of the pages kept; what it held.
+    /// Loses the next of the pages kept at or behind `nth`; what it held.
     pub fn lose(&mut self, nth: usize) -> Option<u64> {
-        let count = self.kept.len();
-        let kept = self.kept.get_mut(nth.checked_rem(count)?)?.as_mut()?;
-        kept.lost = true;
-        if self.by_value.get(&kept.value) == Some(&(nth % count)) {
-            self.by_value.remove(&kept.value);
+        let from = nth.checked_rem(self.kept.len())?;
+        let there = |(at, kept): (usize, &mut Option<Kept>)| Some((at, kept.as_mut().filter(|kept| !kept.lost)?.value));
+        let (at, value) = self.kept.iter_mut().enumerate().skip(from).find_map(there)?;
+        self.kept[at].as_mut().expect("just found").lost = true;
+        if self.by_value.get(&value) == Some(&at) {
+            self.by_value.remove(&value);
         }
-        Some(kept.value)
+        Some(value)
     }
 
     /// References held.

@@ -39,6 +39,12 @@ pub struct Target {
     pub shared: Vec<usize>,
     /// Whose forked child it is, until it has an agent of its own.
     pub parent: Option<TargetId>,
+    /// Whether it was asked which process it is.
+    pub is_known: bool,
+    /// How often its mappings have changed.
+    pub changes: u64,
+    /// For a forked child: whether it is known yet what it has inherited. Its faults wait until then.
+    pub inherits: bool,
     /// Faults that wait.
     pub waiting: Vec<Waiting>,
 }
@@ -57,16 +63,24 @@ impl Target {
             single: 0,
             shared: Vec::new(),
             parent: None,
+            is_known: true,
+            changes: 0,
+            inherits: true,
             waiting: Vec::new(),
         }
     }
 
     /// Whether pages of it may be captured now.
     pub fn may_capture(&self) -> bool {
-        self.agent.is_some() && self.flight == Flight::Idle && self.looked
+        self.agent.is_some() && self.flight == Flight::Idle && self.looked && self.inherits
     }
 
-    /// Whether its events may be read and its faults served now.
+    /// Whether its faults may be served now.
+    pub fn may_serve(&self) -> bool {
+        self.inherits && self.may_read()
+    }
+
+    /// Whether its events may be read now.
     pub fn may_read(&self) -> bool {
         self.flight != Flight::Capture
     }

@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 
 /// Lines kept.
-const LINES: usize = 250000;
+const LINES: usize = 250;
 
 /// See the module's documentation.
 #[derive(Clone, Debug, Default)]

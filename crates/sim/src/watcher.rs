@@ -5,7 +5,7 @@ use spillway_core::{Span, TargetId};
 use crate::driver::Driver;
 use crate::kernel::Kernel;
 use crate::letters::{Command, Report};
-use crate::memory::{overlap, range, span};
+use crate::memory::{Heritage, Mapping, overlap, range, span};
 use crate::mutation::Mutation;
 use crate::rng::Rng;
 
@@ -21,15 +21,15 @@ struct Known {
     unseen: bool,
 }
 
-/// A reading of mappings under way.
+/// What is under way. Between two steps of it any time may pass.
 #[derive(Clone, Debug)]
 enum Job {
     /// Mappings were read, and the driver registers them.
     Registering { asked: Vec<Span> },
     /// They are registered: pages are to be scanned.
     Registered { target: TargetId, new: Vec<Span> },
-    /// Pages were scanned.
-    Scanned { target: TargetId, found: Vec<Span> },
+    /// Pages were looked at, or a removal: the driver is to be told.
+    Seen { target: TargetId, commands: Vec<Command> },
 }
 
 /// See the module's documentation.
@@ -40,6 +40,8 @@ pub struct Watcher {
     adopting: Vec<usize>,
     job: Option<Job>,
     removals: Vec<(TargetId, Span, u64)>,
+    /// Forked children whose mappings are to be looked at.
+    heirs: Vec<(TargetId, u64)>,
     /// Everything was let go of.
     pub released: bool,
 }
@@ -48,7 +50,11 @@ impl Watcher {
     /// Whether nothing is left to be looked at.
     pub fn is_at_rest(&self, kernel: &Kernel) -> bool {
         let settled = |known: &Known| kernel.spaces[known.space].alive && !(known.equipped && known.rescan);
-        self.released || (self.job.is_none() && self.removals.is_empty() && self.known.iter().all(settled))
+        self.released
+            || (self.job.is_none()
+                && self.heirs.is_empty()
+                && self.removals.is_empty()
+                && self.known.iter().all(settled))
     }
 
     /// Whether a space that lives has no agent.
@@ -79,21 +85,22 @@ impl Watcher {
             Some(Job::Registered { target, new }) => {
                 if let Some(space) = self.space_of(target) {
                     let populated = |new: &Span| kernel.spaces[space].populated(&range(*new));
-                    let found = new.iter().flat_map(populated).map(|found| span(&found)).collect();
-                    self.job = Some(Job::Scanned { target, found });
+                    let spans = new.iter().flat_map(populated).map(|found| span(&found)).collect();
+                    self.job = Some(Job::Seen { target, commands: vec![Command::Found { target, spans }] });
                 }
             }
-            Some(Job::Scanned { target, found }) => driver.commands.push_back(Command::Found { target, spans: found }),
+            Some(Job::Seen { commands, .. }) => driver.commands.extend(commands),
             None => self.begin(kernel, driver, rng, orphans),
         }
     }
 
     fn begin(&mut self, kernel: &mut Kernel, driver: &mut Driver, rng: &mut Rng, orphans: bool) {
         match rng.below(4) {
+            _ if !self.heirs.is_empty() => self.look_at_heir(kernel),
             0 => self.bury_or_adopt(kernel, driver, orphans),
             1 if !self.removals.is_empty() => {
                 let at = rng.below(self.removals.len());
-                self.settle(kernel, driver, at);
+                self.settle(kernel, at);
             }
             _ => {
                 let wanted = self.known.iter().position(|known| known.equipped && known.rescan);
@@ -130,6 +137,7 @@ impl Watcher {
                 self.known.iter_mut().filter(|known| known.target == target).for_each(|known| known.rescan = true);
             }
             Report::Removal(target, span, id) => self.removals.push((target, span, id)),
+            Report::Thread(target, changes) => self.heirs.push((target, changes)),
             Report::AgentGone(target) => self.end(driver, target),
             Report::Released => self.released = true,
         }
@@ -160,8 +168,23 @@ impl Watcher {
         }
     }
 
+    /// Finds out what a forked child has of its parent's memory, from its own mappings.
+    fn look_at_heir(&mut self, kernel: &Kernel) {
+        let Some((target, changes)) = self.heirs.pop() else { return };
+        let Some(space) = self.space_of(target).map(|space| &kernel.spaces[space]) else { return };
+        let mappings = space.anonymous();
+        let is = |test: fn(&Mapping) -> bool| {
+            let tested =
+                mappings.iter().filter(move |range| space.slots[range.start].mapping.as_ref().is_some_and(test));
+            tested.map(span).collect::<Vec<Span>>()
+        };
+        let has = is(|mapping| mapping.registered);
+        let wiped = is(|mapping| mapping.heritage == Heritage::Zeros);
+        self.job = Some(Job::Seen { target, commands: vec![Command::Inherit { target, wiped, has, changes }] });
+    }
+
     /// Scans a removal, and says so when no thread can be inside it any more.
-    fn settle(&mut self, kernel: &Kernel, driver: &mut Driver, at: usize) {
+    fn settle(&mut self, kernel: &Kernel, at: usize) {
         let (target, removed, removal) = self.removals[at];
         let Some(space) = self.space_of(target) else {
             self.removals.remove(at);
@@ -171,19 +194,23 @@ impl Watcher {
         let pages = range(removed);
         let mut gone: Vec<Span> = Vec::new();
         let mut cursor = pages.start;
-        for there in space.populated(&pages).into_iter().chain(std::iter::once(pages.end..pages.end)) {
+        for there in space.populated(&pages) {
             if cursor < there.start {
                 gone.push(span(&(cursor..there.start)));
             }
             cursor = there.end;
         }
+        if cursor < pages.end {
+            gone.push(span(&(cursor..pages.end)));
+        }
         let all = gone == [removed];
-        driver.commands.push_back(Command::RemovalSeen { target, removal, gone, all });
+        let mut commands = vec![Command::RemovalSeen { target, removal, gone, all }];
         // Who has not announced its removal yet will do so later, and be waited for then.
         let inside = space.removals.iter().any(|it| overlap(&it.range, &pages) && !space.uffd.announces(it.thread));
         if !all && !inside {
-            driver.commands.push_back(Command::RemovalOver { target, removal });
+            commands.push(Command::RemovalOver { target, removal });
         }
+        self.job = Some(Job::Seen { target, commands });
         if all || !inside {
             self.removals.remove(at);
         }
@@ -192,7 +219,7 @@ impl Watcher {
     fn end(&mut self, driver: &mut Driver, target: TargetId) {
         self.known.retain(|known| known.target != target);
         self.removals.retain(|(of, _, _)| *of != target);
-        if matches!(&self.job, Some(Job::Registered { target: of, .. } | Job::Scanned { target: of, .. }) if *of == target)
+        if matches!(&self.job, Some(Job::Registered { target: of, .. } | Job::Seen { target: of, .. }) if *of == target)
         {
             self.job = None;
         }

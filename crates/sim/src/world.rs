@@ -26,7 +26,7 @@ pub struct Plan {
 }
 
 /// What a run that succeeded has seen.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     /// Steps taken by anyone.
     pub steps: u64,
@@ -38,8 +38,27 @@ pub struct Seen {
     pub releases: u64,
 }
 
+impl Seen {
+    /// Adds what another run has seen.
+    pub fn add(&mut self, other: &Self) {
+        self.steps += other.steps;
+        self.releases += other.releases;
+        self.events.add(&other.events);
+        let (mine, its) = (&mut self.counters, &other.counters);
+        mine.faults += its.faults;
+        mine.zero_fills += its.zero_fills;
+        mine.refaults += its.refaults;
+        mine.fetched_pages += its.fetched_pages;
+        mine.evicted_pages += its.evicted_pages;
+        mine.written_pages += its.written_pages;
+        mine.clean_drops += its.clean_drops;
+        mine.zero_drops += its.zero_drops;
+        mine.stuck_pages += its.stuck_pages;
+        mine.lost_pages += its.lost_pages;
+    }
+}
+
 /// See the module's documentation.
-#[derive(Debug)]
 pub struct World {
     pub(crate) setting: Setting,
     pub(crate) rng: Rng,
@@ -62,7 +81,7 @@ impl World {
         let mut kernel = Kernel::new(setting.habits.clone(), trace);
         for _ in 0..setting.guests {
             let start = rng.below(setting.space_pages - setting.mapped_pages + 1);
-            let threads = rng.between(1, 3);
+            let threads = rng.between(1, 4);
             kernel.spawn(setting.space_pages, start..start + setting.mapped_pages, threads);
         }
         let store = Store::new(setting.store_shares);

@@ -4,23 +4,19 @@
 
 use std::ops::Range;
 use std::process::ExitCode;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use spillway_sim::{Failure, Mutation, Plan, run};
+use spillway_sim::{Mutation, run_many};
 
-const USAGE: &str = "usage: sim [--seeds A..B] [--steps N] [--threads N] [--mutation NAME]";
+const USAGE: &str = "usage: sim [--seeds A..B] [--steps N] [--mutation NAME]";
 
 struct Wish {
     seeds: Range<u64>,
     steps: u64,
-    threads: usize,
     mutation: Option<Mutation>,
 }
 
 fn wish() -> Option<Wish> {
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut wish = Wish { seeds: 0..1000, steps: 4000, threads, mutation: None };
+    let mut wish = Wish { seeds: 0..1000, steps: 4000, mutation: None };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         let value = words.next()?;
@@ -30,9 +26,9 @@ fn wish() -> Option<Wish> {
                 wish.seeds = first.parse().ok()?..end.parse().ok()?;
             }
             "--steps" => wish.steps = value.parse().ok()?,
-            "--threads" => wish.threads = value.parse().ok()?,
             "--mutation" => {
-                wish.mutation = Some(Mutation::ALL.into_iter().find(|mutation| format!("{mutation:?}") == value)?);
+                let named = |mutation: &Mutation| format!("{mutation:?}") == value;
+                wish.mutation = Some(Mutation::ALL.into_iter().find(named)?);
             }
             _ => return None,
         }
@@ -41,36 +37,18 @@ fn wish() -> Option<Wish> {
 }
 
 fn main() -> ExitCode {
-    let Some(Wish { seeds, steps, threads, mutation }) = wish() else {
+    let Some(Wish { seeds, steps, mutation }) = wish() else {
         eprintln!("{USAGE}");
         return ExitCode::from(2);
     };
-    let next = AtomicU64::new(seeds.start);
-    let failed: Mutex<Option<Failure>> = Mutex::new(None);
-    let lock = || failed.lock().expect("nobody panics while holding it");
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                while lock().is_none() {
-                    let seed = next.fetch_add(1, Relaxed);
-                    if seed >= seeds.end {
-                        break;
-                    }
-                    if let Err(failure) = run(Plan { seed, steps, mutation }) {
-                        lock().get_or_insert(failure);
-                    }
-                }
-            });
+    match run_many(seeds.clone(), steps, mutation) {
+        Ok(seen) => {
+            println!("no failure in {} seeds of {steps} steps\n{seen:#?}", seeds.end - seeds.start);
+            ExitCode::SUCCESS
         }
-    });
-    match lock().take() {
-        Some(failure) => {
+        Err(failure) => {
             eprintln!("{failure}");
             ExitCode::FAILURE
-        }
-        None => {
-            println!("{} seeds of {steps} steps: no failure", seeds.end - seeds.start);
-            ExitCode::SUCCESS
         }
     }
 }
