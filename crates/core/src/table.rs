@@ -114,9 +114,9 @@ impl Table {
             chunk.used = chunk.used.wrapping_add_signed(i32::try_from(used).expect("-1 to 1"));
             self.mapped = self.mapped.wrapping_add_signed(mapped);
             self.used = self.used.wrapping_add_signed(used);
-            if chunk.used == 0 {
-                self.drop_chunk(slot);
-            }
+        }
+        if chunk.used == 0 {
+            self.drop_chunk(slot);
         }
         result
     }
