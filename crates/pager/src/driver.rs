@@ -242,6 +242,8 @@ pub struct Driver {
     /// The store may have more to tidy up.
     untidy: bool,
     yields: Yield,
+    /// The last sweep found nothing to capture but in targets whose agent is busy: the next waits for one.
+    awaits_agent: bool,
 }
 
 fn pages(count: usize) -> Box<[Page]> {
@@ -277,6 +279,7 @@ impl Driver {
             slept: false,
             untidy: false,
             yields: Yield::default(),
+            awaits_agent: false,
         }
     }
 
@@ -315,7 +318,10 @@ impl Driver {
         if self.release.is_some() && live().all(|target| target.flight == Flight::Idle) {
             return Some(0);
         }
-        let evicting = self.core.wanted_captures() > 0 && live().any(Target::may_look) && self.release.is_none();
+        let evicting = self.core.wanted_captures() > 0
+            && live().any(Target::may_look)
+            && !self.awaits_agent
+            && self.release.is_none();
         let rest_ns = self.yields.until_ns.saturating_sub(if self.yields.until_ns > 0 { now_ns() } else { 0 });
         if self.core.has_due_writes() || (evicting && rest_ns == 0) {
             return Some(0);
@@ -490,6 +496,7 @@ impl Driver {
     fn hear_agent(&mut self, at: usize) {
         let Some(target) = &mut self.targets[at] else { return };
         let Some(agent) = &target.agent else { return };
+        self.awaits_agent = false;
         match receive_byte(std::os::fd::AsFd::as_fd(&agent.socket)) {
             Heard::Nothing => {}
             Heard::End => {
@@ -634,7 +641,10 @@ impl Driver {
         let Some(target) = whose.and_then(|id| self.targets[id.0 as usize].as_mut()) else {
             // Nothing can leave targets now: what is in buffers still can, and that may be enough.
             let written = (0..WRITES_PER_TURN).filter(|_| self.write_one(true)).count();
-            if written == 0 {
+            let unswept = |target: &Target| target.agent.is_some() && !target.may_capture();
+            if self.targets.iter().flatten().any(unswept) {
+                self.awaits_agent = self.targets.iter().flatten().any(|target| target.flight != Flight::Idle);
+            } else if written == 0 {
                 self.note_yield(0, self.core.mapped_pages().max(1));
             }
             return;
@@ -723,6 +733,7 @@ impl Driver {
             }
             Command::RemovalOver { target, span } => self.core.removal_over(target, span),
             Command::Ended { target } => {
+                self.awaits_agent = false;
                 self.core.ended(target);
                 let slot = self.targets.get_mut(target.0 as usize).and_then(Option::take);
                 slot.into_iter().flat_map(|target| target.buffers).for_each(|b| self.core.return_buffer(b));
