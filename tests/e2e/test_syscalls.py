@@ -16,7 +16,7 @@ from harness import children, eventually, executable
 from mechanics import Program, gone, let_go, running, squeeze, state
 
 CALLS = (
-    "files vectors direct io_uring pinned pipes sockets getrandom process_vm proc_mem futex mlock mincore structs stacks exec".split()
+    "files vectors direct io_uring pinned pipes sockets getrandom process_vm proc_mem futex mlock mincore structs stacks exec refused_munmap".split()
 )
 
 

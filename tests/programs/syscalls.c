@@ -377,12 +377,24 @@ static void test_exec(void) {
     }
 }
 
+// munmap fails at the sealed page (mseal, 6.10), after the kernel has noted that it unmaps what lies in front of it.
+static void test_refused_munmap(void) {
+    fill(area, 1, PAGES);
+    NEED(!syscall(462 /* mseal */, area + (PAGES - 1) * WORDS, PAGE, 0));
+    for (int round = 0; round < 4; round++) {
+        cool(HALF);
+        NEED(pattern_right(area, 1, HALF));
+        NEED(munmap(area, BYTES) == -1 && errno == EPERM);
+        NEED(right(area, 1, PAGES));
+    }
+}
+
 int main(int argc, char **argv) {
     static const struct { const char *name; void (*run)(void); } tests[] = {
         {"files", test_files}, {"vectors", test_vectors}, {"direct", test_direct}, {"io_uring", test_io_uring}, {"pinned", test_pinned},
         {"pipes", test_pipes}, {"sockets", test_sockets}, {"getrandom", test_getrandom}, {"process_vm", test_process_vm},
         {"proc_mem", test_proc_mem}, {"futex", test_futex}, {"mlock", test_mlock}, {"mincore", test_mincore}, {"structs", test_structs},
-        {"stacks", test_stacks}, {"exec", test_exec},
+        {"stacks", test_stacks}, {"exec", test_exec}, {"refused_munmap", test_refused_munmap},
     };
     native = argc > 2 && !strcmp(argv[2], "--native");
     pagemap = open("/proc/self/pagemap", O_RDONLY);

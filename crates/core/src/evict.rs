@@ -32,6 +32,8 @@ pub enum Captured {
     Zero,
     /// The kernel would not move it (pinned, shared with a forked child, locked, read-only).
     Stuck,
+    /// It was moved out of the target and could not be read: an access must fail loudly.
+    Lost,
     /// It was not tried: the target's mappings were changing.
     Untried,
 }
@@ -185,6 +187,10 @@ impl Pager {
             Captured::Stuck => {
                 self.table.update(page, Entry::set_stuck);
                 self.counters.stuck_pages += 1;
+            }
+            Captured::Lost => {
+                self.step(page, Step::CaptureLost);
+                self.counters.lost_pages += 1;
             }
             Captured::Untried => {}
         }

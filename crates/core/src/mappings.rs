@@ -47,6 +47,24 @@ impl Pager {
         self.note_local();
     }
 
+    /// A scan saw the pages of `span` resident, and their removal was announced since it began. Returns whether any was
+    /// not known to be: those wait as removed ones do.
+    pub fn found_removing(&mut self, target: TargetId, span: Span) -> bool {
+        let mut any = false;
+        for region in self.regions.within(target, span) {
+            for page in (0..region.span.pages()).map(|i| region.first.plus(i)) {
+                if self.table.get(page).state() == State::Untouched {
+                    self.step(page, Step::Find);
+                    self.step(page, Step::Remove);
+                    any = true;
+                }
+            }
+        }
+        self.in_burst |= self.local_pages() > self.budget_pages();
+        self.note_local();
+        any
+    }
+
     /// `MADV_DONTNEED` or `MADV_FREE` is about to happen (`UFFD_EVENT_REMOVE`). Returns whether pages of `span` are
     /// still in the target: those wait for [`Pager::removal_seen`] or the next fault.
     pub fn removed(&mut self, target: TargetId, span: Span) -> bool {
@@ -68,14 +86,14 @@ impl Pager {
         self.for_each_removing(target, span, Step::RemoveSpared);
     }
 
-    /// `span` is unmapped (`UFFD_EVENT_UNMAP`).
-    pub fn unmapped(&mut self, target: TargetId, span: Span) {
+    /// `span` is unmapped (`UFFD_EVENT_UNMAP`), but for what of it is in `kept`.
+    pub fn unmapped(&mut self, target: TargetId, span: Span, kept: &[Span]) {
         match self.vacated.iter().position(|vacated| vacated.target == target && vacated.span == span) {
             Some(late) if self.vacated.swap_remove(late).retaken => return,
             Some(_) => {}
             None => self.vacated.retain(|it| it.target != target || it.retaken || it.span.intersect(span).is_none()),
         }
-        self.forget_all(target, span);
+        span.without(kept.iter().copied()).into_iter().for_each(|span| self.forget_all(target, span));
     }
 
     fn forget_all(&mut self, target: TargetId, span: Span) {

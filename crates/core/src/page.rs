@@ -5,6 +5,7 @@
 //! Untouched --find--> Mapped              was resident before its region was registered
 //! Mapped    --capture--> Inactive         out of the target, in one of the pager's buffers
 //! Mapped    --capture-zero--> Untouched   all zeros: nothing to keep
+//! Mapped    --capture-lost--> Lost        moved out, and unreadable there
 //! Inactive  --refault--> Mapped           copied back from the buffer
 //! Inactive  --write--> Writing --written--> Remote
 //! Writing   --refault--> Mapped           stolen; what the write made is kept as the clean copy, or released
@@ -59,6 +60,8 @@ pub enum Step {
     Capture(BufferIndex),
     /// It was moved out and held only zeros.
     CaptureZero,
+    /// It was moved out, and its bytes are gone.
+    CaptureLost,
     /// It was installed from its buffer.
     Refault,
     /// Its write to the store began.
@@ -201,6 +204,10 @@ impl Entry {
                 released.handle = old.handle();
                 Self::UNTOUCHED
             }
+            (Mapped, Step::CaptureLost) => {
+                released.handle = old.handle();
+                Self::LOST
+            }
             (Inactive | Writing, Step::Refault) => {
                 released.buffer = old.buffer();
                 Self::UNTOUCHED.with_state(Mapped).with_handle(old.handle())
@@ -278,11 +285,12 @@ mod tests {
         ]
     }
 
-    const STEPS: [Step; 15] = [
+    const STEPS: [Step; 16] = [
         Step::Fill,
         Step::Find,
         Step::Capture(BufferIndex(3)),
         Step::CaptureZero,
+        Step::CaptureLost,
         Step::Refault,
         Step::Write,
         Step::Written(HandleBits::MAX),
@@ -304,6 +312,7 @@ mod tests {
             (Mapped, Step::Fill | Step::Find | Step::RemoveSpared) => Some(Mapped),
             (Mapped, Step::Capture(_)) => (!entry.is_removing()).then_some(Inactive),
             (Mapped, Step::CaptureZero) => Some(Untouched),
+            (Mapped, Step::CaptureLost) => Some(Lost),
             (Mapped, Step::RemoveDone) => entry.is_removing().then_some(Untouched),
             (Mapped, Step::Remove) => Some(Mapped),
             (Inactive | Writing, Step::Refault) => Some(Mapped),

@@ -75,4 +75,38 @@ impl Span {
         let (start, end) = (self.start.max(other.start), self.end.min(other.end));
         (start < end).then_some(Self { start, end })
     }
+
+    /// The parts that lie in none of `taken`, in order.
+    pub fn without(self, taken: impl Iterator<Item = Self>) -> Vec<Self> {
+        let mut taken: Vec<Self> = taken.filter_map(|other| other.intersect(self)).collect();
+        taken.sort_unstable_by_key(|other| other.start);
+        let (mut left, mut cursor) = (Vec::new(), self.start);
+        for other in taken {
+            if cursor < other.start {
+                left.push(Self { start: cursor, end: other.start });
+            }
+            cursor = cursor.max(other.end);
+        }
+        if cursor < self.end {
+            left.push(Self { start: cursor, end: self.end });
+        }
+        left
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn span(start: u64, end: u64) -> Span {
+        Span { start: Address(start * PAGE_BYTES_U64), end: Address(end * PAGE_BYTES_U64) }
+    }
+
+    #[test]
+    fn what_is_left_is_what_nobody_took() {
+        assert_eq!(span(0, 10).without([].into_iter()), [span(0, 10)]);
+        let taken = [span(8, 20), span(2, 4), span(3, 5)];
+        assert_eq!(span(0, 10).without(taken.into_iter()), [span(0, 2), span(5, 8)]);
+        assert_eq!(span(0, 10).without([span(0, 10)].into_iter()), []);
+    }
 }

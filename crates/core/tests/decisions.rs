@@ -102,12 +102,12 @@ fn late_word_of_an_unmapping_leaves_alone_what_moved_there_since() {
     // One thread moves 0..4 to 100, and another 50..54 to where that was; the first gets to say last that 0..4 is unmapped.
     pager.remapped(target, span(0, 4), Address(0).plus_pages(100));
     pager.remapped(target, span(50, 4), Address(0));
-    pager.unmapped(target, span(50, 4));
-    pager.unmapped(target, span(0, 4));
+    pager.unmapped(target, span(50, 4), &[]);
+    pager.unmapped(target, span(0, 4), &[]);
     assert_eq!(page_at(&pager, target, 1), page);
     assert_eq!(pager.state_of(page), State::Remote);
     // The next time it is true.
-    pager.unmapped(target, span(0, 4));
+    pager.unmapped(target, span(0, 4), &[]);
     assert_eq!(pager.regions().at(target, Address(0)), None);
     assert_eq!(pager.state_of(page), State::Untouched);
 }
@@ -124,7 +124,7 @@ fn late_words_of_two_unmappings_may_come_in_any_order() {
     pager.remapped(target, span(50, 2), Address(0).plus_pages(1));
     pager.remapped(target, span(1, 1), Address(0).plus_pages(60));
     for late in [span(1, 1), span(50, 2), span(0, 4)] {
-        pager.unmapped(target, late);
+        pager.unmapped(target, late, &[]);
     }
     assert_eq!(page_at(&pager, target, 2), page);
 }
@@ -136,7 +136,7 @@ fn a_mapping_that_stays_when_its_pages_move_is_unmapped_later() {
     fill(&mut pager, target, span(0, 4));
     pager.remapped(target, span(0, 4), Address(0).plus_pages(100));
     fill(&mut pager, target, span(0, 4));
-    pager.unmapped(target, span(0, 4));
+    pager.unmapped(target, span(0, 4), &[]);
     assert_eq!(pager.regions().at(target, Address(0)), None);
 }
 

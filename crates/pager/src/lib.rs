@@ -4,6 +4,7 @@
 //! [`Options::on_pager_death`] says.
 
 mod adopt;
+mod announced;
 mod doctor;
 mod driver;
 mod error;

@@ -24,6 +24,8 @@ const REMOVALS_MAX: usize = 512;
 
 struct Removal {
     target: TargetId,
+    /// Its number, or the youngest of those it stands for.
+    number: u64,
     span: Span,
     announced: Instant,
     next_scan: Instant,
@@ -38,17 +40,17 @@ pub struct Removals(Vec<Removal>);
 
 impl Removals {
     /// A removal was announced.
-    pub fn announced(&mut self, target: TargetId, span: Span) {
+    pub fn announced(&mut self, target: TargetId, span: Span, number: u64) {
         let now = Instant::now();
         if self.0.len() >= REMOVALS_MAX
             && let Some(last) = self.0.iter_mut().rev().find(|removal| removal.target == target)
         {
             last.span = Span { start: last.span.start.min(span.start), end: last.span.end.max(span.end) };
-            (last.announced, last.threads) = (now, None);
+            (last.number, last.announced, last.threads) = (number, now, None);
             return;
         }
         let next_scan = now + FIRST_SCAN;
-        self.0.push(Removal { target, span, announced: now, next_scan, wait: FIRST_SCAN, threads: None });
+        self.0.push(Removal { target, number, span, announced: now, next_scan, wait: FIRST_SCAN, threads: None });
     }
 
     /// Whether any waits to be settled soon.
@@ -72,13 +74,12 @@ impl Removals {
                 return now < removal.announced + SPARED_AFTER;
             };
             let Ok(gone) = gone(pagemap, removal.span) else { return false };
-            let all_gone = gone.len() == 1 && gone[0] == removal.span;
-            send(Command::RemovalSeen { target: removal.target, gone });
-            if all_gone {
-                return false;
-            }
-            if now >= removal.announced + SPARED_AFTER && all_outside(pid, removal.threads.as_deref().unwrap_or(&[])) {
-                send(Command::RemovalOver { target: removal.target, span: removal.span });
+            let &mut Removal { target, number, span, .. } = removal;
+            let all_gone = gone.len() == 1 && gone[0] == span;
+            send(Command::RemovalSeen { target, number, gone });
+            let spared = now >= removal.announced + SPARED_AFTER;
+            if all_gone || (spared && all_outside(pid, removal.threads.as_deref().unwrap_or(&[]))) {
+                send(Command::RemovalOver { target, number, span });
                 return false;
             }
             removal.threads.get_or_insert_with(|| ticks(pid));
@@ -91,17 +92,9 @@ impl Removals {
 
 /// The parts of `span` that are not populated.
 fn gone(pagemap: &Pagemap, span: Span) -> std::io::Result<Vec<Span>> {
-    let (mut gone, mut cursor) = (Vec::new(), span.start);
-    pagemap.populated(span, |there| {
-        if cursor < there.start {
-            gone.push(Span { start: cursor, end: there.start });
-        }
-        cursor = there.end;
-    })?;
-    if cursor < span.end {
-        gone.push(Span { start: cursor, end: span.end });
-    }
-    Ok(gone)
+    let mut populated = Vec::new();
+    pagemap.populated(span, |there| populated.push(there))?;
+    Ok(span.without(populated.into_iter()))
 }
 
 fn ticks(pid: i32) -> Vec<(i32, u64)> {

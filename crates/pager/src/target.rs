@@ -7,6 +7,7 @@ use spillway_core::page::BufferIndex;
 use spillway_core::{Address, Span, TargetId};
 
 use crate::adopt::Agent;
+use crate::announced::Announced;
 use crate::sys::agent::BATCH_PAGES;
 use crate::sys::fd::send_byte;
 use crate::sys::pagemap::Pagemap;
@@ -69,6 +70,10 @@ pub struct Target {
     pub parent: Option<TargetId>,
     /// For a forked child: whether it is known yet what it has inherited. Its faults wait until then.
     pub inherits: bool,
+    /// What it has announced of late.
+    pub announced: Announced,
+    /// Said to be unmapped, and to be believed or not once mappings are at rest. Nothing is served or captured until then.
+    pub unmapped: Vec<Span>,
     /// Faults that wait for room or for the end of a change of mappings.
     pub waiting: Vec<Waiting>,
 }
@@ -91,6 +96,8 @@ impl Target {
             shared_runs: Vec::with_capacity(BATCH_PAGES),
             parent: None,
             inherits: true,
+            announced: Announced::default(),
+            unmapped: Vec::new(),
             waiting: Vec::with_capacity(64),
         }
     }
@@ -111,9 +118,34 @@ impl Target {
         }
     }
 
+    /// Of `regions`, said to have been unmapped together, those that are there all the same.
+    ///
+    /// That a mapping is there and registered is not enough: one in front of it may have grown meanwhile, and that would
+    /// have no pages yet. But what is unmapped together is unmapped or not as a whole.
+    pub fn still_has(&self, mut regions: Vec<Span>) -> Vec<Span> {
+        let there = |address| self.uffd.is_registered(address);
+        regions.retain(|region| {
+            !self.announced.is_fresh(*region) && there(region.start) && there(Address(region.end.0 - 1).page())
+        });
+        let arrived = |region: &Span| self.announced.has_arrived(*region);
+        if !regions.iter().filter(|region| !arrived(region)).any(|region| self.is_populated(*region)) {
+            regions.retain(arrived);
+        }
+        regions
+    }
+
+    /// Whether any page of `span` is in the target, as far as can be told.
+    fn is_populated(&self, span: Span) -> bool {
+        let mut populated = false;
+        if let Some(pagemap) = &self.pagemap {
+            let _ = pagemap.populated(span, |_| populated = true);
+        }
+        populated
+    }
+
     /// Whether pages of it may be captured now.
     pub fn may_capture(&self) -> bool {
-        self.agent.is_some() && self.flight == Flight::Idle && self.looked
+        self.may_look() && self.looked && self.unmapped.is_empty()
     }
 
     /// Whether pages of it may be captured after another look at its events.
@@ -123,7 +155,7 @@ impl Target {
 
     /// Whether its faults may be served now.
     pub fn may_serve(&self) -> bool {
-        self.inherits && self.may_read()
+        self.inherits && self.may_read() && self.unmapped.is_empty()
     }
 
     /// Whether its events may be read now.

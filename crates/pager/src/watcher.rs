@@ -236,8 +236,8 @@ impl Watcher {
                     process.read_at = None;
                 }
             }
-            Report::Removal(target, span) => {
-                self.removals.announced(target, span);
+            Report::Removal(target, span, number) => {
+                self.removals.announced(target, span, number);
             }
             Report::Forked { parent, child, uffd } => {
                 self.tree_at = None;
@@ -561,6 +561,11 @@ impl Watcher {
     fn find_resident(&mut self, pid: i32) {
         let Some(&Process { target: Some(target), staging, .. }) = self.processes.get(&pid) else { return };
         let Ok(mappings) = procfs::mappings(pid) else { return };
+        let (reply, begun) = channel();
+        self.send(Command::Register { target, spans: Vec::new(), reply });
+        if begun.recv().is_err() {
+            return;
+        }
         let Some(pagemap) = self.processes.get(&pid).and_then(|process| process.pagemap.as_ref()) else { return };
         let mut found = Vec::new();
         for span in manageable(&mappings, staging) {
@@ -568,6 +573,7 @@ impl Watcher {
             let _ = pagemap.populated(span, |span| found.push(span));
         }
         self.send(Command::Found { target, spans: found });
+        self.send(Command::Scanned { target });
     }
 
     /// Registers what is new in a process, and tells the fault thread which pages of it are resident.
@@ -592,6 +598,7 @@ impl Watcher {
                 }
             }
         }
+        let _ = self.commands.send(Command::Scanned { target });
         // A thread that ends cannot wait for a fault: what the kernel reads and clears of it then must be there.
         let threads = procfs::threads(pid).unwrap_or_default();
         let lists = threads.iter().filter_map(|&thread| robust_list(thread));

@@ -227,7 +227,7 @@ impl Driver {
                 self.announce(id, pages);
             }
             Event::Unmap(pages) => {
-                self.core.unmapped(id, span(&pages));
+                self.core.unmapped(id, span(&pages), &[]);
                 uffd.wake(&pages);
             }
             Event::Remap { from, to } => {

@@ -67,15 +67,8 @@ impl Driver {
         target.inherits = true;
         let regions: Vec<Span> = self.core.regions().of(id).map(|region| region.span).collect();
         for region in regions {
-            let mut cursor = region.start;
-            for part in has.iter().filter_map(|span| span.intersect(region)) {
-                if cursor < part.start {
-                    self.core.unmapped(id, Span { start: cursor, end: part.start });
-                }
-                cursor = part.end;
-            }
-            if cursor < region.end {
-                self.core.unmapped(id, Span { start: cursor, end: region.end });
+            for gap in region.without(has.iter().copied()) {
+                self.core.unmapped(id, gap, &[]);
             }
         }
         for at in wiped.iter().flat_map(|&span| range(span)) {

@@ -253,6 +253,23 @@ impl Uffd {
         !matches!(answer, Err(error) if error.raw_os_error() == Some(libc::ESRCH))
     }
 
+    /// Whether mappings of the target are changing: an event is announced, or about to be, that was not read yet.
+    pub fn is_changing(&self) -> bool {
+        self.refusal_to_copy_to(NOWHERE) == Some(libc::EAGAIN)
+    }
+
+    /// Whether a mapping is at `address` and registered here; false also while mappings are changing.
+    pub fn is_registered(&self, address: Address) -> bool {
+        matches!(self.refusal_to_copy_to(address), Some(libc::EFAULT | libc::EEXIST))
+    }
+
+    /// Why the kernel refuses to install a page there from memory that does not exist: it looks for changes first, then
+    /// for a registered mapping (ENOENT), and only then at the page (EEXIST) and at the source (EFAULT).
+    fn refusal_to_copy_to(&self, address: Address) -> Option<i32> {
+        let mut argument = CopyArgument { dst: address.0, src: NOWHERE.0, len: PAGE_BYTES_U64, mode: 0, copy: 0 };
+        self.call(IOC_COPY, &mut argument).err().and_then(|error| error.raw_os_error())
+    }
+
     /// Installs `pages` at `address` and wakes who waits for them.
     pub fn copy(&self, address: Address, pages: &[Page]) -> Outcome {
         let mut argument = CopyArgument {

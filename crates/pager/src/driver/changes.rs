@@ -1,0 +1,121 @@
+//! What targets do to their own address spaces.
+
+use spillway_core::mappings::BufferCopy;
+use spillway_core::{Address, Span, TargetId};
+
+use super::hands::{to_bits, to_handle};
+use super::{Driver, Report};
+use crate::sys::uffd::{Event, Uffd};
+use crate::target::Target;
+use crate::watcher::Request;
+
+impl Driver {
+    /// Something changed in a target's address space.
+    pub(super) fn change(&mut self, at: usize, event: Event) {
+        let Some(target) = &mut self.targets[at] else { return };
+        let id = target.id;
+        match event {
+            Event::Remove(span) => {
+                target.announced.during_scan(span);
+                if self.core.removed(id, span) {
+                    self.announce(id, span);
+                }
+            }
+            Event::Unmap(span) => {
+                // Who unmaps goes on only when it has the CPU again, and what it did shows only then.
+                target.unmapped.push(span);
+                if self.core.regions().within(id, span).is_empty() {
+                    self.settle_unmapped(at);
+                }
+            }
+            Event::Remap { from, to, bytes } => {
+                let span = Span { start: from, end: Address(from.0 + bytes) };
+                self.core.remapped(id, span, to);
+                if target.uffd.is_changing() {
+                    target.announced.arrived(Span::of_pages(to, span.pages()));
+                }
+                let _ = target.uffd.wake(span);
+            }
+            Event::Fork(uffd) => self.fork(at, uffd),
+            Event::Fault { .. } | Event::Unknown => {}
+        }
+    }
+
+    /// Believes what was said to be unmapped as soon as mappings are at rest.
+    pub(super) fn settle_at_rest(&mut self, at: usize) {
+        let Some(target) = &mut self.targets[at] else { return };
+        if (target.unmapped.is_empty() && !target.announced.is_unsettled()) || target.uffd.is_changing() {
+            return;
+        }
+        self.settle_unmapped(at);
+        if let Some(target) = &mut self.targets[at] {
+            target.announced.at_rest();
+        }
+    }
+
+    /// Believes what was said to be unmapped now: where mappings are changing, all of it.
+    pub(super) fn settle_unmapped(&mut self, at: usize) {
+        let Some(target) = &mut self.targets[at] else { return };
+        let id = target.id;
+        for span in std::mem::take(&mut target.unmapped) {
+            let kept = self.still_mapped(at, span);
+            self.core.unmapped(id, span, &kept);
+            let Some(target) = &self.targets[at] else { return };
+            // Faults that were read and not served may wait for a page that is no more: they are tried again.
+            let _ = target.uffd.wake(span);
+        }
+    }
+
+    /// A removal that concerns pages in the target is to be settled.
+    fn announce(&mut self, id: TargetId, span: Span) {
+        let Some(target) = self.target(id) else { return };
+        let number = target.announced.removal(span);
+        let _ = self.reports.send(Request::Report(Report::Removal(id, span, number)));
+    }
+
+    /// Of `span`, said to be unmapped, what is mapped and registered all the same: the kernel says so too when `munmap`
+    /// failed half-way, and says it late, when another thread may have moved a mapping there.
+    fn still_mapped(&self, at: usize, span: Span) -> Vec<Span> {
+        let Some(target) = &self.targets[at] else { return Vec::new() };
+        let regions = self.core.regions().within(target.id, span);
+        target.still_has(regions.into_iter().map(|region| region.span).collect())
+    }
+
+    /// A scan saw these pages in the target, some time after it began.
+    pub(super) fn found(&mut self, id: TargetId, span: Span) {
+        let removed = self.target(id).map(|target| target.announced.removed_during_scan(span)).unwrap_or_default();
+        for &part in &removed {
+            if self.core.found_removing(id, part) {
+                self.announce(id, part);
+            }
+        }
+        span.without(removed.into_iter()).into_iter().for_each(|part| self.core.found(id, part));
+    }
+
+    /// A page that a fault was raised for is in the target already.
+    pub(super) fn found_by_fault(&mut self, at: usize, address: Address) {
+        let Some(target) = &self.targets[at] else { return };
+        let (id, page) = (target.id, Span::of_pages(address, 1));
+        if !target.announced.removed_during_scan(page).is_empty() && self.core.removed(id, page) {
+            self.announce(id, page);
+        }
+    }
+
+    fn fork(&mut self, at: usize, uffd: Uffd) {
+        let Some(target) = &self.targets[at] else { return };
+        let parent = target.id;
+        // Parent and child can share what is in the store, and not what is in a buffer: those are copied, if need be.
+        while self.write_one(true) {}
+        let mut copies: Vec<BufferCopy> = Vec::new();
+        let store = &mut self.hands.store;
+        let share = |bits| to_bits(store.share(to_handle(bits)));
+        let child = self.core.forked(parent, share, &mut copies);
+        for BufferCopy { from, to } in copies {
+            self.hands.buffers.copy_within(from.0 as usize..=from.0 as usize, to.0 as usize);
+        }
+        if let Ok(copy) = uffd.borrow().try_clone_to_owned() {
+            let _ = self.reports.send(Request::Report(Report::Forked { parent, child, uffd: copy.into() }));
+        }
+        self.add(Target { parent: Some(parent), inherits: false, ..Target::new(child, 0, uffd, None) });
+    }
+}

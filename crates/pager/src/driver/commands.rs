@@ -1,0 +1,237 @@
+//! What other threads ask of the fault thread, and what it tells them.
+
+use std::sync::mpsc::{Sender, TryRecvError};
+
+use spillway_core::pager::Budget;
+use spillway_core::{Address, Span, TargetId};
+
+use super::Driver;
+use super::release::Release;
+use crate::adopt::Agent;
+use crate::sys::pagemap::Pagemap;
+use crate::sys::uffd::Uffd;
+use crate::target::Target;
+
+/// What other threads ask of this one.
+pub enum Command {
+    /// Manage an address space; its identity is sent back.
+    Add {
+        /// The process.
+        pid: i32,
+        /// Its userfaultfd.
+        uffd: Uffd,
+        /// Its agent.
+        agent: Agent,
+        /// For the answer.
+        reply: Sender<TargetId>,
+    },
+    /// An agent for a target that was forked from another.
+    Equip {
+        /// Which.
+        target: TargetId,
+        /// Its agent.
+        agent: Agent,
+    },
+    /// What a forked child has of its parent's memory is known.
+    Inherit {
+        /// Which child.
+        target: TargetId,
+        /// It reads zeros here (`MADV_WIPEONFORK`).
+        wiped: Vec<Span>,
+        /// It has what is registered here and, of its parent's mappings, nothing else (`MADV_DONTFORK`).
+        has: Vec<Span>,
+    },
+    /// Register these spans; what was not registered before is reported back. Also the beginning of a scan, which
+    /// [`Command::Scanned`] ends.
+    Register {
+        /// Whose.
+        target: TargetId,
+        /// Which, in order.
+        spans: Vec<Span>,
+        /// For the answer.
+        reply: Sender<Vec<Span>>,
+    },
+    /// The pages at these addresses must not leave.
+    Keep {
+        /// Whose.
+        target: TargetId,
+        /// Where.
+        addresses: Vec<Address>,
+    },
+    /// These pages are resident.
+    Found {
+        /// Whose.
+        target: TargetId,
+        /// Which.
+        spans: Vec<Span>,
+    },
+    /// No more pages will be found by the scan under way.
+    Scanned {
+        /// Whose.
+        target: TargetId,
+    },
+    /// None of these pages was resident any more when a scan was made after the removal of a span that holds them.
+    RemovalSeen {
+        /// Whose.
+        target: TargetId,
+        /// The youngest removal announced before the scan.
+        number: u64,
+        /// Which.
+        gone: Vec<Span>,
+    },
+    /// This removal cannot be under way any more, nor any older one of the same pages.
+    RemovalOver {
+        /// Whose.
+        target: TargetId,
+        /// Its number.
+        number: u64,
+        /// Where.
+        span: Span,
+    },
+    /// The address space is gone.
+    Ended {
+        /// Whose.
+        target: TargetId,
+    },
+    /// A new budget.
+    Budget(Budget),
+    /// Bring everything home and unregister it; the agents are sent back, to be taken out.
+    Release {
+        /// For progress (pages still outside) and at last the agents.
+        reply: Sender<Homeward>,
+    },
+}
+
+/// How far a release has come.
+pub enum Homeward {
+    /// Pages still outside.
+    Left(u64),
+    /// The target's own limit leaves no room; everything stays managed.
+    NoRoom(u64),
+    /// All home; these agents can leave.
+    Done(Vec<Agent>),
+}
+
+/// What this thread tells the scanner.
+pub enum Report {
+    /// A target has mappings that the table does not know.
+    Rescan(TargetId),
+    /// A removal was announced for resident pages; its number, which only grows.
+    Removal(TargetId, Span, u64),
+    /// A target forked; the userfaultfd is a copy of the child's.
+    Forked {
+        /// The parent.
+        parent: TargetId,
+        /// The child.
+        child: TargetId,
+        /// The child's userfaultfd.
+        uffd: Uffd,
+    },
+    /// A thread of a forked child raised a fault: so this is whose address space it is.
+    Thread(TargetId, i32),
+    /// The agent of a target is gone: it ended, or called exec.
+    AgentGone(TargetId),
+}
+
+impl Driver {
+    /// Carries out commands; false when no more can come.
+    pub(super) fn obey(&mut self) -> bool {
+        loop {
+            match self.commands.try_recv() {
+                Ok(command) => self.carry_out(command),
+                Err(TryRecvError::Empty) => return true,
+                Err(TryRecvError::Disconnected) => return false,
+            }
+        }
+    }
+
+    fn carry_out(&mut self, command: Command) {
+        (0..self.targets.len()).for_each(|at| self.settle_unmapped(at));
+        match command {
+            Command::Add { pid, uffd, agent, reply } => {
+                let id = self.core.add_target();
+                self.add(Target::new(id, pid, uffd, Some(agent)));
+                self.place_agents();
+                let _ = reply.send(id);
+            }
+            Command::Equip { target, agent } => {
+                if let Some(target) = self.target(target) {
+                    target.pid = agent.pid;
+                    target.pagemap = Pagemap::open(agent.pid).ok();
+                    target.parent = None;
+                    target.agent = Some(agent);
+                }
+            }
+            Command::Inherit { target, wiped, has } => self.inherit(target, &wiped, &has),
+            Command::Register { target, spans, reply } => {
+                let _ = reply.send(self.register(target, &spans));
+            }
+            Command::Keep { target, addresses } => self.core.keep(target, &addresses),
+            Command::Found { target, spans } => spans.iter().for_each(|&span| self.found(target, span)),
+            Command::Scanned { target } => {
+                if let Some(target) = self.target(target) {
+                    target.announced.scan_ends();
+                }
+            }
+            Command::RemovalSeen { target, number, gone } => {
+                for span in gone {
+                    let still = self.target(target).map(|target| target.announced.unchanged_since(number, span));
+                    still.into_iter().flatten().for_each(|span| self.core.removal_seen(target, span));
+                }
+            }
+            Command::RemovalOver { target: id, number, span } => {
+                let Some(target) = self.target(id) else { return };
+                target.announced.settled(number, span);
+                let still = target.announced.unchanged_since(number, span);
+                still.into_iter().for_each(|span| self.core.removal_over(id, span));
+            }
+            Command::Ended { target } => {
+                self.awaits_agent = false;
+                self.core.ended(target);
+                let slot = self.targets.get_mut(target.0 as usize).and_then(Option::take);
+                slot.into_iter().flat_map(|target| target.buffers).for_each(|b| self.core.return_buffer(b));
+            }
+            Command::Budget(budget) => self.core.set_budget(budget),
+            Command::Release { reply } => {
+                self.release = Some(Release { reply, budget: self.core.budget() });
+                self.core.set_budget(Budget::Pages(u64::MAX));
+            }
+        }
+        self.core.restock();
+        self.publish();
+    }
+
+    fn inherit(&mut self, id: TargetId, wiped: &[Span], has: &[Span]) {
+        let Some(target) = self.target(id) else { return };
+        if std::mem::replace(&mut target.inherits, true) {
+            return;
+        }
+        let regions: Vec<Span> = self.core.regions().of(id).map(|region| region.span).collect();
+        for region in regions {
+            for gap in region.without(has.iter().copied()) {
+                self.core.unmapped(id, gap, &[]);
+            }
+        }
+        for &span in wiped {
+            self.core.removed(id, span);
+        }
+    }
+
+    fn register(&mut self, id: TargetId, spans: &[Span]) -> Vec<Span> {
+        let mut new = Vec::new();
+        for &span in spans {
+            let Some(target) = self.target(id) else { break };
+            // Mappings may have changed since the scanner saw them: what is refused now is seen again later.
+            if target.uffd.register(span).is_ok() {
+                new.extend(self.core.add_region(id, span));
+            }
+        }
+        if let Some(target) = self.target(id) {
+            target.announced.scan_begins();
+            if target.uffd.is_changing() {
+                target.announced.registered(spans);
+            }
+        }
+        new
+    }
+}

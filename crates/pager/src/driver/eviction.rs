@@ -1,0 +1,211 @@
+//! Captures and writes: how room is made.
+
+use spillway_core::PAGE_BYTES;
+use spillway_core::TargetId;
+use spillway_core::evict::{Captured, Run};
+use spillway_store::{Put, is_zero};
+
+use super::hands::{to_bits, to_handle};
+use super::{Driver, RETRY_NS};
+use crate::sys::agent::BATCH_PAGES;
+use crate::sys::clock::now_ns;
+use crate::sys::process::read_pages;
+use crate::target::{Flight, Target};
+
+/// How far faults may go past the budget at a time, while nothing can be captured.
+pub(super) const OVERDRAFT_PAGES: u64 = 64;
+
+/// Pages written to the store between two looks for faults: about 6 us.
+pub(super) const WRITES_PER_TURN: usize = 4;
+
+/// How well captures do. Where most of what is left is pinned, locked, or shared with a forked child, sweeping on and on
+/// would take a CPU and bring nothing.
+#[derive(Default)]
+pub(super) struct Yield {
+    /// Pages tried, and captured, since the sweep was last round.
+    tried: u64,
+    captured: u64,
+    /// When to try again; zero while captures do well.
+    pub(super) until_ns: u64,
+    /// How long the next rest is.
+    rest_ns: u64,
+}
+
+impl Yield {
+    /// The first rest, and the longest.
+    const RESTS_NS: (u64, u64) = (200_000, 50_000_000);
+    /// Fewer captures than one in so many tried are not worth it.
+    const WORTH: u64 = 8;
+
+    /// A batch brought so much, of `mapped` pages in all. True when the sweep has been round in vain: then it rests.
+    fn note(&mut self, captured: u64, stuck: u64, mapped: u64, now_ns: u64) -> bool {
+        self.captured += captured;
+        self.tried += captured + stuck;
+        if self.tried < mapped {
+            return false;
+        }
+        let in_vain = self.captured * Self::WORTH < self.tried;
+        (self.tried, self.captured) = (0, 0);
+        if in_vain {
+            self.rest_ns = (self.rest_ns * 2).clamp(Self::RESTS_NS.0, Self::RESTS_NS.1);
+            self.until_ns = now_ns + self.rest_ns;
+        } else {
+            self.rest_ns = 0;
+        }
+        in_vain
+    }
+
+    /// Waits a moment.
+    fn pause(&mut self, now_ns: u64) {
+        self.until_ns = self.until_ns.max(now_ns + RETRY_NS);
+    }
+
+    fn is_resting(&self, now_ns: u64) -> bool {
+        now_ns < self.until_ns
+    }
+}
+
+impl Driver {
+    /// Starts a capture, if one is wanted and possible.
+    pub(super) fn evict(&mut self) {
+        if self.yields.is_resting(now_ns()) || !self.targets.iter().flatten().any(Target::may_capture) {
+            return;
+        }
+        if self.unshare() {
+            return;
+        }
+        let most = self.core.wanted_captures().min(self.core.batch_pages()).min(BATCH_PAGES as u64);
+        let mut runs: Vec<Run> = Vec::new();
+        if let Some(spare) = self.targets.iter_mut().flatten().find(|target| target.may_capture()) {
+            std::mem::swap(&mut runs, &mut spare.runs);
+        }
+        runs.clear();
+        let targets = &self.targets;
+        let may = |id: TargetId| targets[id.0 as usize].as_ref().is_some_and(Target::may_capture);
+        let whose = self.core.next_capture(most, may, &mut runs);
+        let Some(target) = whose.and_then(|id| self.targets[id.0 as usize].as_mut()) else {
+            // Nothing can leave targets now: what is in buffers still can, and that may be enough.
+            let written = (0..WRITES_PER_TURN).filter(|_| self.write_one(true)).count();
+            let unswept = |target: &Target| target.agent.is_some() && !target.may_capture();
+            if self.targets.iter().flatten().any(unswept) {
+                self.awaits_agent = self.targets.iter().flatten().any(|target| target.flight != Flight::Idle);
+            } else if written == 0 {
+                self.note_yield(0, self.core.mapped_pages().max(1));
+            }
+            return;
+        };
+        if target.single > 0 {
+            target.single -= 1;
+            let singles = runs
+                .iter()
+                .flat_map(|run| {
+                    (0..run.pages).map(|i| Run { address: run.address.plus_pages(i), page: run.page.plus(i), pages: 1 })
+                })
+                .collect();
+            runs = singles;
+        }
+        for _ in 0..runs.iter().map(|run| run.pages).sum() {
+            // `next_capture` chose no more pages than buffers are free.
+            target.buffers.push(self.core.take_buffer().expect("a buffer for each page chosen"));
+        }
+        target.runs = runs;
+        target.start_capture();
+    }
+
+    /// A batch brought `captured` pages, and `stuck` would not leave. Faults must not wait for those, and may go past the
+    /// budget: a little while the sweep goes on, and freely once it has been round in vain.
+    fn note_yield(&mut self, captured: u64, stuck: u64) {
+        let in_vain = self.yields.note(captured, stuck, self.core.mapped_pages(), now_ns());
+        self.core.set_overdraft(match (in_vain, captured) {
+            (true, _) => u64::MAX / 2,
+            (false, 0) => OVERDRAFT_PAGES,
+            (false, _) => 0,
+        });
+    }
+
+    /// Starts to take pages back from forked children that have ended; false when there are none to take.
+    fn unshare(&mut self) -> bool {
+        let parents: Vec<TargetId> = self.targets.iter().flatten().filter_map(|target| target.parent).collect();
+        let ready = |target: &&mut Target| {
+            target.may_capture() && !target.shared_runs.is_empty() && !parents.contains(&target.id)
+        };
+        self.targets.iter_mut().flatten().find(ready).is_some_and(Target::unshare)
+    }
+
+    pub(super) fn drop_staged(&mut self) {
+        for target in self.targets.iter_mut().flatten() {
+            if target.staged && target.may_capture() {
+                target.drop_staged();
+            }
+        }
+    }
+
+    /// Takes over what a capture brought.
+    pub(super) fn collect(&mut self, at: usize, first_call: usize) {
+        let Some(target) = &mut self.targets[at] else { return };
+        let Some(agent) = &target.agent else { return };
+        let mut order = [0_usize; BATCH_PAGES];
+        let order = &mut order[..target.buffers.len()];
+        order.iter_mut().zip(&target.buffers).for_each(|(at, buffer)| *at = buffer.0 as usize);
+        // What was not moved reads as zeros there, and is told apart by the counts below.
+        let read = read_pages(agent.pid, agent.layout.staging, &mut self.hands.buffers, order);
+        let mut buffers = target.buffers.drain(..);
+        let (mut captured, mut stuck) = (0, 0);
+        for (i, run) in target.runs.iter().enumerate() {
+            let moved = u64::try_from(agent.memory.moved(i)).unwrap_or(0) / PAGE_BYTES as u64;
+            let moved = moved.min(run.pages);
+            let refused = i32::try_from(-agent.memory.result(first_call + i)).unwrap_or(0);
+            if refused == libc::EINVAL && run.pages > 1 {
+                target.single = 64;
+            }
+            for (n, buffer) in (0..run.pages).zip(&mut buffers) {
+                let page = run.page.plus(n);
+                let outcome = if n < moved {
+                    if read.is_err() {
+                        // It was moved away, and there is no other copy: zeros must not take its place.
+                        Captured::Lost
+                    } else if is_zero(&self.hands.buffers[buffer.0 as usize]) {
+                        Captured::Zero
+                    } else {
+                        Captured::Buffer(buffer)
+                    }
+                } else if n == moved && !matches!(refused, 0 | libc::EAGAIN | libc::EINTR) {
+                    Captured::Stuck
+                } else {
+                    Captured::Untried
+                };
+                if outcome == Captured::Stuck && refused == libc::EBUSY && target.shared_runs.len() < BATCH_PAGES {
+                    target.shared_runs.push(Run { address: run.address.plus_pages(n), page, pages: 1 });
+                }
+                captured += u64::from(matches!(outcome, Captured::Buffer(_) | Captured::Zero));
+                stuck += u64::from(outcome == Captured::Stuck);
+                if !matches!(outcome, Captured::Buffer(_)) {
+                    self.core.return_buffer(buffer);
+                }
+                self.core.captured(page, outcome);
+            }
+        }
+        drop(buffers);
+        target.runs.clear();
+        if captured + stuck == 0 {
+            // Mappings are changing: whoever changes them needs the CPU to say so.
+            self.yields.pause(now_ns());
+        } else {
+            self.note_yield(captured, stuck);
+        }
+    }
+
+    pub(super) fn write_one(&mut self, all: bool) -> bool {
+        let Some(write) = self.core.next_write(all) else { return false };
+        let page = &self.hands.buffers[write.buffer.0 as usize];
+        match self.hands.store.put(page, write.previous.map(to_handle)) {
+            Ok(Put::Unchanged(handle)) => self.core.written(write, to_bits(handle), true),
+            Ok(Put::Stored(handle)) => self.core.written(write, to_bits(handle), false),
+            Err(_) => {
+                self.core.write_declined(write);
+                return false;
+            }
+        }
+        true
+    }
+}

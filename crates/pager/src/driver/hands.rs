@@ -1,0 +1,74 @@
+//! What performs plans: the store and the pager's page memory.
+
+use spillway_core::page::HandleBits;
+use spillway_core::pager::{Outcome, Pager, Plan};
+use spillway_core::streams::BLOCK_PAGES_MAX;
+use spillway_core::{PAGE_BYTES, Page};
+use spillway_store::{Handle, Store};
+
+use crate::target::Target;
+
+/// See the module's documentation.
+pub(super) struct Hands {
+    pub(super) store: Box<dyn Store>,
+    pub(super) buffers: Box<[Page]>,
+    block: Box<[Page]>,
+    zeros: Box<[Page]>,
+}
+
+impl Hands {
+    /// Hands with so many buffers.
+    pub(super) fn new(store: Box<dyn Store>, buffers: u32) -> Self {
+        let block = index(BLOCK_PAGES_MAX);
+        Self { store, buffers: pages(buffers as usize), block: pages(block), zeros: pages(block) }
+    }
+
+    /// Carries out a plan; returns what was carried out, which is less where the store failed, and how far it got.
+    pub(super) fn perform(&mut self, plan: Plan, write: bool, target: &Target, core: &mut Pager) -> (Plan, Outcome) {
+        let outcome = match plan {
+            // The kernel's zero page costs no memory; but the first write to it costs a second fault.
+            Plan::Zero { address, pages, .. } if write => {
+                let pages = target.clear_pages(address, pages);
+                target.uffd.copy(address, &self.zeros[..index(pages)])
+            }
+            Plan::Zero { address, pages, .. } => target.uffd.zero(address, pages),
+            Plan::Buffer { address, buffer, .. } => {
+                target.uffd.copy(address, std::slice::from_ref(&self.buffers[buffer.0 as usize]))
+            }
+            Plan::Fetch { address, page, pages } => {
+                let clear = target.clear_pages(address, pages);
+                let (plan, pages) = (core.shorten(plan, clear), clear);
+                let failed = (0..pages).find(|&i| {
+                    let handle = core.handle_of(page.plus(i)).map(to_handle);
+                    handle.map(|handle| self.store.get(handle, &mut self.block[index(i)])) != Some(Ok(()))
+                });
+                match failed.map(|at| core.fetch_failed(plan, at)) {
+                    None => return (plan, target.uffd.copy(address, &self.block[..index(pages)])),
+                    Some(Some(shorter @ Plan::Fetch { address, pages, .. })) => {
+                        return (shorter, target.uffd.copy(address, &self.block[..index(pages)]));
+                    }
+                    Some(_) => return (Plan::Lost { address }, target.uffd.poison(address)),
+                }
+            }
+            Plan::Lost { address } => target.uffd.poison(address),
+            Plan::NoRoom => Outcome { done: 0, stop: None },
+        };
+        (plan, outcome)
+    }
+}
+
+fn pages(count: usize) -> Box<[Page]> {
+    vec![[0; PAGE_BYTES]; count].into_boxed_slice()
+}
+
+pub(super) fn index(pages: u64) -> usize {
+    usize::try_from(pages).expect("counts within a block or batch")
+}
+
+pub(super) fn to_handle(bits: HandleBits) -> Handle {
+    Handle::from_bits(bits.get()).expect("the table holds only what the store gave")
+}
+
+pub(super) fn to_bits(handle: Handle) -> HandleBits {
+    HandleBits::new(handle.bits()).expect("handles are not zero")
+}

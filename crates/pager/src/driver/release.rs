@@ -1,0 +1,76 @@
+//! Bringing everything home.
+
+use std::sync::mpsc::Sender;
+
+use spillway_core::Span;
+use spillway_core::page::State;
+use spillway_core::pager::{Budget, Served, Stop};
+
+use super::{Driver, Homeward};
+use crate::adopt::Agent;
+use crate::target::Flight;
+
+/// A release under way.
+pub(super) struct Release {
+    pub(super) reply: Sender<Homeward>,
+    /// The budget to return to when it fails.
+    pub(super) budget: Budget,
+}
+
+impl Driver {
+    /// Brings a few pages home; when none is left outside, lets go of every target.
+    pub(super) fn bring_home(&mut self) {
+        const PAGES_PER_TURN: usize = 256;
+        if self.targets.iter().flatten().any(|target| target.flight != Flight::Idle) {
+            return;
+        }
+        let Some(reply) = self.release.as_ref().map(|release| release.reply.clone()) else { return };
+        let mut outside = Vec::with_capacity(PAGES_PER_TURN);
+        self.core.outside(PAGES_PER_TURN, &mut outside);
+        if outside.is_empty() {
+            let agents = self.let_go();
+            let _ = reply.send(Homeward::Done(agents));
+            self.release = None;
+            return;
+        }
+        let _ = reply.send(Homeward::Left(self.core.touched_pages() - self.core.mapped_pages()));
+        for (id, address, page) in outside {
+            // A block may have brought it home meanwhile.
+            if matches!(self.core.state_of(page), State::Mapped | State::Untouched | State::Lost) {
+                continue;
+            }
+            let Some(target) = &self.targets[id.0 as usize] else { continue };
+            let plan = self.core.fault(id, address);
+            let (plan, outcome) = self.hands.perform(plan, true, target, &mut self.core);
+            let served = self.core.installed(plan, outcome);
+            if served == Served::Later && outcome.stop == Some(Stop::NoMemory) {
+                return self.stay();
+            }
+            if outcome.stop == Some(Stop::Exists) {
+                let _ = target.uffd.wake(Span::of_pages(address, 1));
+            }
+        }
+    }
+
+    /// A release failed: everything stays managed, under the budget that it had.
+    fn stay(&mut self) {
+        if let Some(Release { reply, budget }) = self.release.take() {
+            self.core.set_budget(budget);
+            let _ = reply.send(Homeward::NoRoom(self.core.touched_pages() - self.core.mapped_pages()));
+        }
+    }
+
+    fn let_go(&mut self) -> Vec<Agent> {
+        let mut agents = Vec::new();
+        for target in self.targets.iter_mut().filter_map(Option::take) {
+            for region in self.core.regions().of(target.id) {
+                // A mapping that went away meanwhile needs no unregistering.
+                let _ = target.uffd.unregister(region.span);
+            }
+            self.core.ended(target.id);
+            agents.extend(target.agent);
+        }
+        self.placement.settle(&self.shared);
+        agents
+    }
+}
