@@ -168,7 +168,13 @@ impl Driver {
             self.publish();
         }
         let since = now_ns();
-        let ready = poll(&mut self.polled, timeout);
+        let mut ready = poll(&mut self.polled, Some(0));
+        if !ready && timeout != Some(0) {
+            if self.placement.chase(&self.shared) {
+                self.place_agents();
+            }
+            ready = poll(&mut self.polled, timeout);
+        }
         self.slept = now_ns() - since > SLEPT_NS;
         if !ready {
             self.polled.iter_mut().for_each(|polled| polled.revents = 0);

@@ -37,6 +37,10 @@ pub struct Placement {
     from_candidate: u32,
     candidate: i32,
     followed: Option<usize>,
+    /// Whose CPU is followed: the process, the thread.
+    leader: (i32, i32),
+    /// Faults came since it was last looked where the leader is.
+    fresh: bool,
     enabled: bool,
 }
 
@@ -53,6 +57,8 @@ impl Placement {
             from_candidate: 0,
             candidate: 0,
             followed: None,
+            leader: (0, 0),
+            fresh: false,
             enabled,
         }
     }
@@ -64,6 +70,7 @@ impl Placement {
             return false;
         }
         self.seen += 1;
+        self.fresh = true;
         // On the same CPU one of the two always runs, so there is nothing to wait for. Where there is, the other has moved.
         self.slept = if slept { self.slept + 1 } else { 0 };
         if self.followed.is_some() && self.slept >= SLEPT_AWAY {
@@ -103,6 +110,21 @@ impl Placement {
         }
     }
 
+    /// Nothing is to be done although faults came of late: on the same CPU this thread runs only while the leader waits for
+    /// it, so the leader has moved, or waits for something else. Following it now spares its next fault a wake-up from
+    /// afar. Returns true when the place changed.
+    pub fn chase(&mut self, shared: &Shared) -> bool {
+        if self.followed.is_none() || !std::mem::take(&mut self.fresh) {
+            return false;
+        }
+        let (pid, thread) = self.leader;
+        let moved = self.follow(pid, thread, shared);
+        if moved {
+            self.clear_the_way();
+        }
+        moved
+    }
+
     /// The CPU that is followed now.
     pub fn followed(&self) -> Option<usize> {
         self.followed
@@ -126,6 +148,7 @@ impl Placement {
             return self.settle(shared);
         }
         self.followed = Some(stat.cpu);
+        self.leader = (pid, thread);
         true
     }
 

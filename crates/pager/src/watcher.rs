@@ -31,6 +31,9 @@ use crate::{Local, OnPagerDeath};
 const LOOK_SOONEST: Duration = Duration::from_millis(1);
 /// The longest, while nothing changes.
 const LOOK_LATEST: Duration = Duration::from_millis(20);
+/// How often while the fault thread is in the idle class: each look, on whichever CPU, may drive the faulting thread away
+/// from it.
+const LOOK_WHILE_IDLE: Duration = Duration::from_millis(8);
 /// How often the process tree is walked,
 const TREE_EVERY: Duration = Duration::from_millis(10);
 /// and how often when it has just changed.
@@ -50,7 +53,7 @@ const TOUCH_PAGES_PER_S: u64 = 1 << 21;
 /// A fault that has waited so long, with the fault thread in the idle class and not progressing, needs a rescue.
 const RESCUE_AFTER: Duration = Duration::from_millis(3);
 /// How long the idle class stays forbidden after a rescue.
-const RESCUE_FOR_NS: u64 = 1_000_000_000;
+const RESCUE_FOR_NS: u64 = 200_000_000;
 
 /// How often it is looked whether CPUs are idle; a tick is 10 ms, so not much oftener.
 const CPUS_EVERY: Duration = Duration::from_millis(100);
@@ -394,9 +397,10 @@ impl Watcher {
 
     /// Soon while something changes, or while what is left of the budget could be touched soon.
     fn next_look(&self, unmanaged_pages: u64, changed: bool) -> Duration {
-        if changed || self.removals.are_waiting() || self.shared.idle.load(Relaxed) {
+        if changed || self.removals.are_waiting() {
             return LOOK_SOONEST;
         }
+        let idle = self.shared.idle.load(Relaxed);
         let room = self.adoption_threshold().saturating_sub(unmanaged_pages);
         let budget_room = self
             .shared
@@ -408,6 +412,9 @@ impl Watcher {
         let pages = if managed { budget_room.max(GROWTH_PAGES) } else { room };
         let reach = Duration::from_micros(pages * 1_000_000 / TOUCH_PAGES_PER_S / 2);
         let young = self.tree_changed_at.is_some_and(|at| at.elapsed() < TREE_YOUNG_FOR);
+        if idle && managed {
+            return LOOK_WHILE_IDLE;
+        }
         reach.clamp(LOOK_SOONEST, if young { YOUNG_TREE_EVERY } else { LOOK_LATEST })
     }
 
