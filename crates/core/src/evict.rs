@@ -6,11 +6,12 @@
 
 use crate::page::{BufferIndex, Entry, HandleBits, State, Step};
 use crate::pager::Pager;
+use crate::regions::Region;
 use crate::streams::BLOCK_PAGES_MAX;
-use crate::units::{Address, PageIndex, Span, TargetId};
+use crate::units::{Address, PageIndex, TargetId};
 
 /// The most pages that are ever captured at once: what the agent's control pages have room for.
-pub const BATCH_PAGES_MAX: u64 = 128;
+pub const BATCH_PAGES_MAX: u64 = 256;
 
 /// Adjacent pages of one target to capture with one move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,7 +99,8 @@ impl Pager {
         // Two turns: the first may only take second chances.
         let mut chunks = 2 * self.table.chunk_slots();
         let mut whose: Option<TargetId> = None;
-        let mut last: Option<(Run, Span)> = None;
+        let mut last: Option<Run> = None;
+        let mut region: Option<Region> = None;
         let mut first: Option<PageIndex> = None;
         while left > 0 {
             let Some(page) = self.table.sweep(&mut self.hand, &mut chunks) else { break };
@@ -109,21 +111,29 @@ impl Pager {
             if self.is_kept(page) {
                 continue;
             }
-            if let Some((run, region)) = &mut last {
-                let next = run.address.plus_pages(run.pages);
-                if page == run.page.plus(run.pages) && next < region.end && run.pages < BLOCK_PAGES_MAX {
-                    run.pages += 1;
-                    left -= 1;
-                    continue;
-                }
+            // Regions are looked up by search, and pages come in order: most are in the region of the one before.
+            if region.is_none_or(|region| region.address_of(page).is_none()) {
+                region = self.regions.of_page(page);
+                runs.extend(last.take());
             }
-            let Some((target, address)) = self.regions.address_of(page) else { continue };
+            let Some((there, address)) = region.and_then(|region| Some((region, region.address_of(page)?))) else {
+                continue;
+            };
+            let target = there.target;
+            if let Some(run) = &mut last
+                && whose == Some(target)
+                && page == run.page.plus(run.pages)
+                && run.pages < BLOCK_PAGES_MAX
+            {
+                run.pages += 1;
+                left -= 1;
+                continue;
+            }
             match whose {
                 None if may(target) => whose = Some(target),
                 None => {
                     // All of this region's pages are passed over, not one after the other.
-                    let region = self.regions.at(target, address).expect("it has an address");
-                    self.hand.skip(region.span.end.pages_since(address) - 1);
+                    self.hand.skip(there.span.end.pages_since(address) - 1);
                     continue;
                 }
                 Some(whose) if whose == target => {}
@@ -132,12 +142,11 @@ impl Pager {
                     break;
                 }
             }
-            let region = self.regions.at(target, address).expect("it has an address").span;
             first = first.or(Some(page));
-            runs.extend(last.replace((Run { address, page, pages: 1 }, region)).map(|(run, _)| run));
+            runs.extend(last.replace(Run { address, page, pages: 1 }));
             left -= 1;
         }
-        runs.extend(last.map(|(run, _)| run));
+        runs.extend(last);
         whose
     }
 

@@ -26,6 +26,12 @@ impl Region {
         self.first.plus(address.pages_since(self.span.start))
     }
 
+    /// Where `page` is, if it is in this region.
+    pub fn address_of(&self, page: PageIndex) -> Option<Address> {
+        let address = self.span.start.plus_pages(page.0.checked_sub(self.first.0)?);
+        (address < self.span.end).then_some(address)
+    }
+
     fn part(&self, span: Span) -> Self {
         Self { target: self.target, span, first: self.page_at(span.start) }
     }
@@ -46,12 +52,16 @@ impl Regions {
         self.by_address.range(range).next_back().map(|(_, region)| *region).filter(|r| address < r.span.end)
     }
 
-    /// The address at which `page` is mapped, and in which target; none when its mapping is gone.
-    pub fn address_of(&self, page: PageIndex) -> Option<(TargetId, Address)> {
+    /// The region that `page` is in; none when its mapping is gone.
+    pub fn of_page(&self, page: PageIndex) -> Option<Region> {
         let (_, key) = self.by_page.range((Unbounded, Included(page))).next_back()?;
         let region = self.by_address[key];
-        let address = region.span.start.plus_pages(page.0 - region.first.0);
-        (address < region.span.end).then_some((region.target, address))
+        region.address_of(page).map(|_| region)
+    }
+
+    /// The address at which `page` is mapped, and in which target; none when its mapping is gone.
+    pub fn address_of(&self, page: PageIndex) -> Option<(TargetId, Address)> {
+        self.of_page(page).and_then(|region| Some((region.target, region.address_of(page)?)))
     }
 
     /// The managed parts of `span`, in order of address.

@@ -20,12 +20,12 @@ use super::uffd::{IOC_MOVE, IOC_REGISTER, IOC_UNREGISTER, MOVE_ALLOW_SRC_HOLES};
 use super::uffd::{MoveArgument, RangeArgument, RegisterArgument};
 
 /// Moves in one batch, and pages in the staging area.
-pub const BATCH_PAGES: usize = 128;
+pub const BATCH_PAGES: usize = 256;
 const _: () = assert!(BATCH_PAGES as u64 == spillway_core::evict::BATCH_PAGES_MAX);
 /// Bytes of the agent's code.
 pub const CODE_BYTES: u64 = PAGE_BYTES_U64;
 /// Bytes of the control pages.
-pub const CONTROL_BYTES: u64 = 4 * PAGE_BYTES_U64;
+pub const CONTROL_BYTES: u64 = 7 * PAGE_BYTES_U64;
 /// Bytes of the memory file: code first, then control.
 pub const FILE_BYTES: u64 = CODE_BYTES + CONTROL_BYTES;
 
@@ -54,7 +54,7 @@ struct Control {
 const _: () = {
     assert!(size_of::<Call>() == 64);
     assert!(std::mem::offset_of!(Control, calls) == 64);
-    assert!(size_of::<Control>() <= 4 * 4096);
+    assert!(size_of::<Control>() as u64 <= CONTROL_BYTES);
 };
 
 // Registers: r15 control pages, r14 socket, r13 non-zero to kill on the pager's death. rcx and r11 are lost at each call.
