@@ -114,7 +114,8 @@ impl Placement {
     /// it, so the leader has moved, or waits for something else. Following it now spares its next fault a wake-up from
     /// afar. Returns true when the place changed.
     pub fn chase(&mut self, shared: &Shared) -> bool {
-        if self.followed.is_none() || !std::mem::take(&mut self.fresh) {
+        // In the normal class the leader was driven away, and would be again.
+        if self.followed.is_none() || !std::mem::take(&mut self.fresh) || !shared.idle.load(Relaxed) {
             return false;
         }
         let (pid, thread) = self.leader;

@@ -58,7 +58,7 @@ const RESCUE_FOR_NS: u64 = 200_000_000;
 /// How often it is looked whether CPUs are idle; a tick is 10 ms, so not much oftener.
 const CPUS_EVERY: Duration = Duration::from_millis(100);
 /// CPUs that together are idle for less than one part in so many of the time count as all busy.
-const SPARE_SHARE: u32 = 4;
+const SPARE_SHARE: u32 = 20;
 /// How often it is looked whether a debugger traces a target.
 const TRACER_EVERY: Duration = Duration::from_millis(100);
 /// How far before its robust list a thread's descriptor may begin, with its thread id in it: 0x2e0 bytes in glibc 2.36.
