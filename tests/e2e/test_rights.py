@@ -107,7 +107,11 @@ def sysctl_allows_everyone():
 without_sysctl = pytest.mark.skipif(sysctl_allows_everyone(), reason="vm.unprivileged_userfaultfd is 1: everyone may have a userfaultfd")
 
 
-def test_processes_of_others(user, target):
+@pytest.mark.parametrize("capable", [False, True])
+def test_processes_of_others(user, target, capable, setcap):
+    if capable:
+        user.give_capabilities(setcap)
+        user.give_device()
     before = traits(target.pid)
     for command in [["attach", target.pid, "--local", "8M"], ["detach", target.pid], ["resize", target.pid, "8M"]]:
         refused(user.cli(*command), str(target.pid))

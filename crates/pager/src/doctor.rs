@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::fs::File;
+use std::io::ErrorKind;
 
 use crate::error::Error;
 use crate::procfs;
@@ -49,11 +50,15 @@ pub fn usable() -> Result<(), Error> {
     admit(heirs_may_trace())
 }
 
-/// Refuses a machine on which process `pid`, which runs already, could not be adopted whatever it is.
+/// Refuses a machine on which process `pid`, which runs already, could not be adopted with our rights.
 ///
 /// # Errors
 /// With the first reason found.
 pub fn usable_for(pid: i32) -> Result<(), Error> {
+    // CAP_SYS_PTRACE opens everything of another user's process but files that are its owner's alone.
+    if File::open(format!("/proc/{pid}/pagemap")).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied) {
+        return Err(Error::NoPermission(pid));
+    }
     admit(holds(pid, "CapEff", CAP_SYS_PTRACE))
 }
 
