@@ -1,22 +1,8 @@
-//! Sizes are read exactly or refused in one clear line, and those shown can be read again.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use spillway_core::size::{Bytes, parse_bytes};
 
-fuzz_target!(|text: &str| {
-    match parse_bytes(text) {
-        Ok(bytes) => {
-            assert_eq!(parse_bytes(&bytes.to_string()), Ok(bytes));
-            // Units that are shown and not read start at 1024 TiB.
-            if bytes < 1023 << 40 {
-                let again = parse_bytes(&Bytes(bytes).to_string()).unwrap();
-                assert!(again.abs_diff(bytes) <= bytes / 16, "{bytes} is shown as {}", Bytes(bytes));
-            }
-        }
-        Err(error) => {
-            let line = error.to_string();
-            assert!(!line.is_empty() && !line.contains(char::is_control), "{line:?}");
-        }
-    }
-});
+#[path = "../checks/size.rs"]
+mod size;
+
+fuzz_target!(|text: &str| size::check(text));

@@ -62,9 +62,11 @@ def anonymous_bytes(pid):
 def children(pid):
     """Ids of a process's children, whichever of its threads they belong to."""
     found = []
-    for task in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            found += [int(word) for word in task.read_text().split()]
+    # It may end at any moment, and so may each of its threads.
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                found += [int(word) for word in (task / "children").read_text().split()]
     return found
 
 

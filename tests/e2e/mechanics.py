@@ -112,7 +112,7 @@ def refused(done, *words):
     assert done.stdout == ""
     lines = done.stderr.splitlines()
     assert len(lines) == 1 and 20 <= len(lines[0]) <= 300, done.stderr
-    assert "panicked" not in lines[0] and "Error(" not in lines[0], done.stderr
+    assert not any(word in lines[0] for word in ("panicked", "Error(", "os error")), done.stderr
     for word in words:
         assert word.lower() in lines[0].lower(), f"'{word}' is not in: {lines[0]}"
 

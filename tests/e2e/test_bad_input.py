@@ -2,12 +2,10 @@
 
 import os
 import pathlib
-import shutil
 import subprocess
-import tempfile
 
 import pytest
-from harness import PIPES, REPOSITORY, eventually
+from harness import REPOSITORY, eventually
 from mechanics import Program, let_go, refused, state, traits
 
 SIZES = ["", "x", "M", "-1M", "0", "1", "3M", "4095K", "0%", "101%", "-5%", "12Q", "99999999999999999999", "1e9", "1 M"]
@@ -114,55 +112,6 @@ def test_pager_is_no_target(spillway, target):
     refused(spillway.cli("attach", attached.process.pid, "--local", "8M"))
     target.unharmed()
     let_go(attached)
-
-
-@pytest.fixture
-def public_binary(spillway):
-    """A copy of the binary that other users can run, wherever the repository is."""
-    directory = tempfile.mkdtemp()
-    os.chmod(directory, 0o755)
-    copy = os.path.join(directory, "spillway")
-    shutil.copy(spillway.path, copy)
-    os.chmod(copy, 0o755)
-    yield copy
-    shutil.rmtree(directory)
-
-
-def as_nobody(setpriv):
-    """What comes before a command that is to run without any privilege."""
-    return [setpriv, "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"]
-
-
-def test_no_permission(spillway, target, need, public_binary):
-    (setpriv,) = need("setpriv")
-    before = traits(target.pid)
-    for command in [["attach", target.pid, "--local", "8M"], ["detach", target.pid], ["resize", target.pid, "8M"]]:
-        words = [*as_nobody(setpriv), public_binary, *map(str, command)]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL, cwd="/")
-        refused(done, str(target.pid))
-    assert traits(target.pid) == before
-    target.unharmed()
-
-
-def test_no_privilege_to_manage_even_one_s_own(processes, build, need, public_binary):
-    """Without CAP_SYS_PTRACE: refused with a remedy, or, where the machine allows it, adopted; never a broken target."""
-    (setpriv,) = need("setpriv")
-    nobody = as_nobody(setpriv)
-    public_fill = os.path.join(os.path.dirname(public_binary), "fill")
-    shutil.copy(build("fill"), public_fill)
-    os.chmod(public_fill, 0o755)
-    target = Program(processes, [*nobody, public_fill, 32], cwd="/").ready()
-    before = traits(target.pid)
-    attach = processes.start([*nobody, public_binary, "attach", target.pid, "--local", "8M"], cwd="/", **PIPES)
-    try:
-        out, err = attach.communicate(timeout=3)
-    except subprocess.TimeoutExpired:
-        attach.send_signal(2)
-        attach.communicate(timeout=20)
-    else:
-        refused(subprocess.CompletedProcess([], attach.returncode, out, err))
-        assert traits(target.pid) == before
-    target.unharmed()
 
 
 def test_32_bit_program(processes, spillway, tmp_path):

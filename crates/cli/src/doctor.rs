@@ -14,7 +14,10 @@ pub(crate) struct Args {
 
 /// Prints the checks; the exit status is 0 when all is well.
 pub(crate) fn doctor(args: &Args) -> Result<u8, Failure> {
-    let checks = spillway_pager::doctor();
+    let mut checks = spillway_pager::doctor();
+    for check in &mut checks {
+        check.found = say::plain(&check.found);
+    }
     let text = if args.json {
         serde_json::to_string_pretty(&checks).map_err(|error| Failure::new(FAILED, error.to_string()))? + "\n"
     } else {

@@ -12,6 +12,7 @@ fn refusal(args: &[&str]) -> String {
     assert_eq!(out(&done), "", "{args:?}");
     assert!(text.starts_with("spillway: ") && text.ends_with('\n'), "{args:?}: {text}");
     assert_eq!(text.lines().count(), 1, "{args:?}: {text}");
+    assert!(!text.contains("os error"), "{args:?}: {text}");
     text
 }
 
@@ -102,6 +103,7 @@ fn the_pagers_own_command_is_not_for_people() {
     for socket in ["-1", "0", "2", "77"] {
         let done = done(&["__pager", &format!("--socket={socket}"), "--front=1", "--local=50%", "--pool=local:"]);
         assert_eq!(done.status.code(), Some(1), "{}", err(&done));
-        assert!(!err(&done).contains("panicked"));
+        assert_eq!(err(&done).lines().count(), 1, "{}", err(&done));
+        assert!(!err(&done).contains("panicked") && !err(&done).contains("os error"), "{}", err(&done));
     }
 }

@@ -2,11 +2,12 @@
 
 use std::fs;
 use std::fs::File;
-use std::io;
+use std::io::ErrorKind;
 
 use crate::error::Error;
 use crate::procfs;
-use crate::sys::uffd::{FEATURES, IOC_NEW, Uffd, new_from_device, new_from_syscall};
+use crate::sys::process::{is_root, kernel_release};
+use crate::sys::uffd::{FEATURES, Uffd, new_from_device, new_from_syscall};
 
 /// The oldest kernel with `UFFDIO_MOVE`.
 const KERNEL_OLDEST: (u32, u32) = (6, 8);
@@ -41,24 +42,42 @@ pub fn doctor() -> Vec<Check> {
     vec![kernel(), userfaultfd(), privileges(), ptrace(), seccomp(), memlock()]
 }
 
-/// Refuses a machine on which nothing can be adopted.
+/// Refuses a machine on which no program that we start could be adopted.
 ///
 /// # Errors
 /// With the first reason found.
 pub fn usable() -> Result<(), Error> {
-    let release = release();
-    if parse_release(&release).is_none_or(|version| version < KERNEL_OLDEST) {
-        return Err(Error::KernelTooOld { found: release });
-    }
-    let uffd = open_userfaultfd().map_err(Error::NoUserfaultfd)?;
-    uffd.handshake().map_err(|error| match error.raw_os_error() {
-        Some(libc::EPERM) => Error::NoForkEvents,
-        _ => Error::NoUserfaultfd(error),
-    })
+    admit(heirs_may_trace())
 }
 
-fn release() -> String {
-    fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned()
+/// Refuses a machine on which process `pid`, which runs already, could not be adopted with our rights.
+///
+/// # Errors
+/// With the first reason found.
+pub fn usable_for(pid: i32) -> Result<(), Error> {
+    // CAP_SYS_PTRACE opens everything of another user's process but files that are its owner's alone.
+    if File::open(format!("/proc/{pid}/pagemap")).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied) {
+        return Err(Error::NoPermission(pid));
+    }
+    admit(holds(pid, "CapEff", CAP_SYS_PTRACE))
+}
+
+fn admit(target_may_trace: bool) -> Result<(), Error> {
+    let found = kernel_release();
+    if parse_release(&found).is_none_or(|version| version < KERNEL_OLDEST) {
+        return Err(Error::KernelTooOld { found });
+    }
+    let open = || open_userfaultfd(target_may_trace);
+    open()?.handshake().or_else(|error| match error.raw_os_error() {
+        Some(libc::EPERM) => Err(Error::NoForkEvents),
+        // A userfaultfd tells what it offers once only: a fresh one says whether a feature was what is missing.
+        _ => match open()?.offered() {
+            Ok(offered) if offered & FEATURES != FEATURES => {
+                Err(Error::KernelTooOld { found: format!("{found}, userfaultfd features {offered:#x}") })
+            }
+            _ => Err(Error::NoUserfaultfd(error)),
+        },
+    })
 }
 
 fn parse_release(text: &str) -> Option<(u32, u32)> {
@@ -66,45 +85,64 @@ fn parse_release(text: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-/// As adoption does it: through the device where it may be opened, else by the system call.
-fn open_userfaultfd() -> io::Result<Uffd> {
-    debug_assert_eq!(IOC_NEW, 0xAA00);
-    match File::options().read(true).write(true).open("/dev/userfaultfd") {
-        Ok(device) => new_from_device(&device),
-        Err(_) => new_from_syscall(),
+/// As adoption does it: through the device where we may open it, else by the system call. Adoption makes that call in the
+/// target, whose rights may be less than ours.
+fn open_userfaultfd(target_may_trace: bool) -> Result<Uffd, Error> {
+    let device = match File::options().read(true).write(true).open("/dev/userfaultfd") {
+        Ok(device) => return new_from_device(&device).map_err(Error::NoUserfaultfd),
+        Err(error) => error,
+    };
+    match new_from_syscall() {
+        Ok(uffd) if target_may_trace || anyone_may_have_one() => Ok(uffd),
+        Err(error) if error.raw_os_error() != Some(libc::EPERM) => Err(Error::NoUserfaultfd(error)),
+        _ => Err(Error::UserfaultfdForbidden { device }),
     }
 }
 
+fn anyone_may_have_one() -> bool {
+    fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").is_ok_and(|text| text.trim() == "1")
+}
+
 fn kernel() -> Check {
-    let release = release();
+    let release = kernel_release();
     let ok = parse_release(&release).is_some_and(|version| version >= KERNEL_OLDEST);
     Check::new("kernel", ok, release, "UFFDIO_MOVE is missing: nothing can be evicted", "boot Linux 6.8 or newer")
 }
 
 fn userfaultfd() -> Check {
-    let cost = "no fault of a target can be served";
-    match open_userfaultfd().and_then(|uffd| uffd.offered()) {
-        Ok(offered) => {
-            let ok = offered & FEATURES == FEATURES;
-            let found = format!("features {offered:#x}");
-            Check::new("userfaultfd", ok, found, cost, "boot a kernel with CONFIG_USERFAULTFD=y, Linux 6.8 or newer")
-        }
-        Err(error) => {
-            let remedy =
-                "run as root, or: sudo chmod 666 /dev/userfaultfd, or: sudo sysctl vm.unprivileged_userfaultfd=1";
-            Check::new("userfaultfd", false, error.to_string(), cost, remedy)
-        }
+    let check = |ok, found: String, remedy: &str| {
+        Check::new("userfaultfd", ok, found, "no fault of a target can be served", remedy)
+    };
+    let newer = "boot a kernel with CONFIG_USERFAULTFD=y, Linux 6.8 or newer";
+    let opened = open_userfaultfd(heirs_may_trace());
+    match opened.and_then(|uffd| uffd.offered().map_err(Error::NoUserfaultfd)) {
+        Ok(offered) => check(offered & FEATURES == FEATURES, format!("features {offered:#x}"), newer),
+        Err(Error::UserfaultfdForbidden { device }) => check(
+            false,
+            format!("/dev/userfaultfd: {device}"),
+            "run as root, or: sudo chmod 666 /dev/userfaultfd, or: sudo sysctl vm.unprivileged_userfaultfd=1",
+        ),
+        Err(Error::NoUserfaultfd(error)) => check(false, error.to_string(), newer),
+        Err(other) => check(false, other.to_string(), newer),
     }
 }
 
-fn capabilities() -> u64 {
-    procfs::status_field(std::process::id().cast_signed(), "CapEff")
+/// Whether a set of capabilities of `pid`, by its name in `/proc/PID/status`, holds one.
+fn holds(pid: i32, set: &str, capability: u32) -> bool {
+    procfs::status_field(pid, set)
         .and_then(|set| u64::from_str_radix(&set, 16).ok())
-        .unwrap_or(0)
+        .is_some_and(|set| set >> capability & 1 == 1)
 }
 
 fn has(capability: u32) -> bool {
-    capabilities() >> capability & 1 == 1
+    holds(std::process::id().cast_signed(), "CapEff", capability)
+}
+
+/// Whether programs that we start may trace: `exec` gives root what the bounding set leaves, and others what is ambient.
+/// What the file of our own binary gives us ends with it.
+fn heirs_may_trace() -> bool {
+    let own = |set| holds(std::process::id().cast_signed(), set, CAP_SYS_PTRACE);
+    own("CapAmb") || (is_root() && own("CapBnd"))
 }
 
 fn privileges() -> Check {

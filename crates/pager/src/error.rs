@@ -25,13 +25,18 @@ pub enum Error {
     },
     /// An agent is in it already.
     AlreadyAdopted(i32),
-    /// The kernel is too old.
+    /// The kernel is too old, or lacks what such a kernel has.
     KernelTooOld {
-        /// What runs here.
+        /// What runs here, and what its userfaultfd offers if that tells more.
         found: String,
     },
     /// The kernel lacks a part of userfaultfd.
     NoUserfaultfd(io::Error),
+    /// The kernel has userfaultfd, and gives a target none.
+    UserfaultfdForbidden {
+        /// Why `/dev/userfaultfd` could not be opened for it.
+        device: io::Error,
+    },
     /// Fork events are refused.
     NoForkEvents,
     /// A seccomp filter forbids what adoption needs, and may not be suspended.
@@ -92,6 +97,11 @@ impl fmt::Display for Error {
             Self::NoUserfaultfd(error) => write!(
                 f,
                 "the kernel gives no usable userfaultfd ({error}); `spillway doctor` shows what is missing and how to mend it"
+            ),
+            Self::UserfaultfdForbidden { device } => write!(
+                f,
+                "the kernel gives the target no userfaultfd (/dev/userfaultfd: {device}); run as root, or: sudo chmod 666 \
+                 /dev/userfaultfd, or: sudo sysctl vm.unprivileged_userfaultfd=1"
             ),
             Self::NoForkEvents => write!(
                 f,

@@ -38,6 +38,7 @@ impl Pager {
     /// As [`Error`] says; the target is unharmed then.
     pub fn adopt(pid: i32, options: Options) -> Result<Self, Error> {
         crate::adopt::examine(pid)?;
+        crate::doctor::usable_for(pid)?;
         let pager = Self::start(pid, None, options)?;
         let (reply, answer) = channel();
         let _ = pager.requests.send(Request::Adopt(pid, reply));

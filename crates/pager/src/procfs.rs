@@ -177,13 +177,21 @@ pub fn children(pid: i32) -> io::Result<Vec<i32>> {
 /// A field of `/proc/PID/status`, such as `TracerPid`.
 pub fn status_field(pid: i32, name: &str) -> Option<String> {
     let text = fs::read(format!("/proc/{pid}/status")).ok()?;
-    let text = String::from_utf8_lossy(&text);
+    parse_field(&String::from_utf8_lossy(&text), name)
+}
+
+/// Parses `/proc/PID/status`: the value of the field of that name.
+pub fn parse_field(text: &str, name: &str) -> Option<String> {
     text.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim().to_owned()))
 }
 
 /// Our own soft limit of that name, as `/proc/self/limits` prints it.
 pub fn limit(name: &str) -> Option<String> {
-    let text = fs::read_to_string("/proc/self/limits").ok()?;
+    parse_limit(&fs::read_to_string("/proc/self/limits").ok()?, name)
+}
+
+/// Parses `/proc/PID/limits`: the soft limit of that name, a number or `unlimited`.
+pub fn parse_limit(text: &str, name: &str) -> Option<String> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.split_ascii_whitespace().next().map(str::to_owned)
 }
@@ -230,19 +238,27 @@ pub fn parse_idle(text: &str) -> Option<u64> {
 /// When `thread` of `pid` was last on its CPU, in milliseconds of that CPU's own clock (`CONFIG_SCHED_DEBUG`); none where
 /// the kernel does not tell. Clocks of different CPUs do not compare.
 pub fn last_ran_ms(pid: i32, thread: i32) -> Option<f64> {
-    let text = fs::read_to_string(format!("/proc/{pid}/task/{thread}/sched")).ok()?;
+    parse_last_ran(&fs::read_to_string(format!("/proc/{pid}/task/{thread}/sched")).ok()?)
+}
+
+/// Parses `/proc/PID/task/TID/sched`: when the thread was last on its CPU, in milliseconds.
+pub fn parse_last_ran(text: &str) -> Option<f64> {
     let line = text.lines().find(|line| line.starts_with("se.exec_start"))?;
-    line.rsplit(':').next()?.trim().parse().ok()
+    line.rsplit(':').next()?.trim().parse().ok().filter(|ms: &f64| ms.is_finite())
 }
 
 /// Private pages of `pid`: what would be freed if it ended now. Walks its page tables: not for every day.
 pub fn private_pages(pid: i32) -> Option<u64> {
-    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    parse_private(&fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?)
+}
+
+/// Parses `/proc/PID/smaps_rollup`: private pages.
+pub fn parse_private(text: &str) -> Option<u64> {
     let kib = |name: &str| -> Option<u64> {
         let line = text.lines().find_map(|line| line.strip_prefix(name))?;
         line.split_ascii_whitespace().next()?.parse().ok()
     };
-    Some((kib("Private_Clean:")? + kib("Private_Dirty:")?) / 4)
+    Some(kib("Private_Clean:")?.checked_add(kib("Private_Dirty:")?)? / 4)
 }
 
 #[cfg(test)]
@@ -308,5 +324,26 @@ mod tests {
         let size = parse_statm("1000 300 100 5 0 200 0\n").expect("a good line");
         assert_eq!(size, Size { total_pages: 1000, anonymous_pages: 200 });
         assert_eq!(parse_statm("1000"), None);
+    }
+
+    #[test]
+    fn fields_are_found_by_their_whole_names() {
+        let text = "Name:\tTracerPid:\nTracerPidX:\t1\nTracerPid:\t42\nCapEff:\n";
+        assert_eq!(parse_field(text, "TracerPid").as_deref(), Some("42"));
+        assert_eq!(parse_field(text, "CapEff").as_deref(), Some(""));
+        assert_eq!(parse_field(text, "Tracer"), None);
+    }
+
+    #[test]
+    fn limits_clocks_and_private_pages() {
+        let limits = "Limit                     Soft Limit  Hard Limit  Units\nMax locked memory         8388608     unlimited   bytes\n";
+        assert_eq!(parse_limit(limits, "Max locked memory").as_deref(), Some("8388608"));
+        assert_eq!(parse_limit(limits, "Max open files"), None);
+        let sched = "x (1, #threads: 1)\n-----\nse.exec_start      :      123.456789\nse.vruntime : 1.0\n";
+        assert_eq!(parse_last_ran(sched), Some(123.456_789));
+        assert_eq!(parse_last_ran("se.exec_start : nan"), None);
+        let rollup = "1000-2000 ---p 0 00:00 0 [rollup]\nPrivate_Clean:  8 kB\nPrivate_Dirty:  16 kB\n";
+        assert_eq!(parse_private(rollup), Some(6));
+        assert_eq!(parse_private("Private_Clean: 18446744073709551615 kB\nPrivate_Dirty: 1 kB"), None);
     }
 }

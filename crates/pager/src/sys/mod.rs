@@ -5,6 +5,7 @@
 pub mod agent;
 pub mod clock;
 pub mod fd;
+pub mod message;
 pub mod pagemap;
 pub mod process;
 pub mod ptrace;

@@ -7,6 +7,25 @@ use spillway_core::{Address, PAGE_BYTES, Page};
 
 use super::fd::{checked, owned};
 
+/// The kernel's release, such as `6.8.0-45-generic`, as it presents itself to this process: a personality or an emulator
+/// may make it older than it is.
+pub fn kernel_release() -> String {
+    let mut name = std::mem::MaybeUninit::<libc::utsname>::zeroed();
+    // SAFETY: the pointer is valid for writes; zeroed bytes are a valid utsname should the call fail.
+    let name = unsafe {
+        libc::uname(name.as_mut_ptr());
+        name.assume_init()
+    };
+    let bytes: Vec<u8> = name.release.iter().map(|&byte| byte.cast_unsigned()).take_while(|&byte| byte != 0).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Whether our effective user is root.
+pub fn is_root() -> bool {
+    // SAFETY: no arguments.
+    unsafe { libc::geteuid() == 0 }
+}
+
 /// A stable name for `pid`.
 ///
 /// # Errors

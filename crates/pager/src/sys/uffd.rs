@@ -10,6 +10,9 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use spillway_core::pager::{Outcome, Stop};
 use spillway_core::{Address, PAGE_BYTES_U64, Page, Span};
 
+pub use super::message::Message;
+use super::message::Told;
+
 const API: u64 = 0xAA;
 const IOC_API: u64 = 0xC018_AA3F;
 /// `UFFDIO_REGISTER`: also issued by the agent.
@@ -100,7 +103,6 @@ const _: () = {
     assert!(size_of::<CopyArgument>() == 0x28);
     assert!(size_of::<FillArgument>() == 0x20);
     assert!(size_of::<MoveArgument>() == 0x28);
-    assert!(size_of::<Message>() == 32);
 };
 
 impl From<Span> for RangeArgument {
@@ -113,15 +115,6 @@ impl From<Span> for RegisterArgument {
     fn from(span: Span) -> Self {
         Self { range: span.into(), mode: REGISTER_MISSING, ioctls: 0 }
     }
-}
-
-/// `struct uffd_msg`, as the kernel writes it.
-#[repr(C, align(8))]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Message {
-    event: u8,
-    reserved: [u8; 7],
-    arguments: [u64; 3],
 }
 
 /// What a userfaultfd tells.
@@ -156,31 +149,17 @@ pub enum Event {
 }
 
 impl Message {
-    /// Whether it tells of a fault, and not of a change.
-    pub fn is_fault(&self) -> bool {
-        self.event == 0x12
-    }
-
     /// The event in it. Takes ownership of a fork's descriptor: call it once a message.
     pub fn decode(&self) -> Event {
-        let [a, b, c] = self.arguments;
-        let span = Span { start: Address(a), end: Address(b) };
-        match self.event {
-            0x12 => {
-                let [t0, t1, t2, t3, ..] = c.to_ne_bytes();
-                Event::Fault { address: Address(b), thread: i32::from_ne_bytes([t0, t1, t2, t3]), write: a & 1 != 0 }
-            }
-            0x13 => {
-                let [f0, f1, f2, f3, ..] = a.to_ne_bytes();
-                let fd = RawFd::from_ne_bytes([f0, f1, f2, f3]);
-                // SAFETY: the kernel has just opened this descriptor in our table for us (resolve_userfault_fork),
-                // and a message is decoded once, so nobody else owns it.
-                Event::Fork(Uffd(unsafe { OwnedFd::from_raw_fd(fd) }))
-            }
-            0x14 => Event::Remap { from: Address(a), to: Address(b), bytes: c },
-            0x15 => Event::Remove(span),
-            0x16 => Event::Unmap(span),
-            _ => Event::Unknown,
+        match self.told() {
+            Told::Fault { address, thread, write } => Event::Fault { address, thread, write },
+            // SAFETY: the kernel has just opened this descriptor in our table for us (resolve_userfault_fork), and a
+            // message is decoded once, so nobody else owns it.
+            Told::Fork { fd } => Event::Fork(Uffd(unsafe { OwnedFd::from_raw_fd(fd) })),
+            Told::Remap { from, to, bytes } => Event::Remap { from, to, bytes },
+            Told::Remove(span) => Event::Remove(span),
+            Told::Unmap(span) => Event::Unmap(span),
+            Told::Unknown => Event::Unknown,
         }
     }
 }

@@ -1,0 +1,124 @@
+"""Where a program under comparison may have its memory: native, in the kernel's swap to zram, or under Spillway."""
+
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import time
+
+ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Failure(Exception):
+    """A program did not end as it should; the text says how."""
+
+
+@contextlib.contextmanager
+def undisturbed():
+    """Lets signals wait, for us and for what we start, while something is made or undone that must not be left half-way."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDINGS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def persist(action):
+    """A cgroup or a device may be busy for a moment after its last use."""
+    for attempt in range(50):
+        try:
+            return action()
+        except OSError:
+            if attempt == 49:
+                raise
+            time.sleep(0.1)
+
+
+class Native:
+    """All memory local."""
+
+    name = "native"
+
+    def __init__(self, _given):
+        pass
+
+    @contextlib.contextmanager
+    def within(self, _local_mib):
+        """Yields what turns a command into arguments of Popen."""
+        yield lambda command: {"args": command}
+
+
+class Zram:
+    """The kernel's swap to a compressed RAM disk, the program held to its budget by a memory cgroup."""
+
+    name = "zram"
+    control = pathlib.Path("/sys/class/zram-control")
+
+    def __init__(self, _given):
+        if not (self.control / "hot_add").exists():
+            raise Failure("this kernel has no zram")
+        self.groups, self.limit = self.hierarchy()
+
+    @staticmethod
+    def hierarchy(root=pathlib.Path("/sys/fs/cgroup")):
+        """Where memory cgroups can be made, and the name of their limit."""
+        if (root / "memory/memory.limit_in_bytes").exists():
+            return root / "memory", "memory.limit_in_bytes"
+        # Version 2 alone, or beside version 1 with the memory controller in it.
+        for group in (root, root / "unified"):
+            with contextlib.suppress(FileNotFoundError):
+                if "memory" not in (group / "cgroup.controllers").read_text().split():
+                    continue
+                # Refused in a cgroup that has processes, as in a container, unless its children have the controller already.
+                if "memory" not in (group / "cgroup.subtree_control").read_text().split():
+                    (group / "cgroup.subtree_control").write_text("+memory")
+                return group, "memory.max"
+        raise Failure("there is no memory cgroup")
+
+    @contextlib.contextmanager
+    def within(self, local_mib):
+        """A fresh device and cgroup, undone in the opposite order."""
+        undo = contextlib.ExitStack()
+        try:
+            with undisturbed():
+                group = self.prepare(undo, local_mib)
+
+            def enter():
+                (group / "cgroup.procs").write_text(str(os.getpid()))
+
+            yield lambda command: {"args": command, "preexec_fn": enter}
+        finally:
+            with undisturbed():
+                undo.close()
+
+    def prepare(self, undo, local_mib):
+        number = (self.control / "hot_add").read_text().strip()
+        undo.callback(persist, lambda: (self.control / "hot_remove").write_text(number))
+        device, settings = f"/dev/zram{number}", pathlib.Path(f"/sys/block/zram{number}")
+        undo.callback(persist, lambda: (settings / "reset").write_text("1"))
+        (settings / "comp_algorithm").write_text("lz4")
+        (settings / "disksize").write_text("4G")
+        subprocess.run(["mkswap", device], check=True, stdout=subprocess.DEVNULL)
+        # Before any other swap of this machine.
+        subprocess.run(["swapon", "-p", "32767", device], check=True)
+        undo.callback(subprocess.run, ["swapoff", device], check=True)
+        group = self.groups / f"spillway-bench-{os.getpid()}"
+        group.mkdir()
+        undo.callback(persist, group.rmdir)
+        (group / self.limit).write_text(f"{local_mib}M")
+        return group
+
+
+class Spillway:
+    """The embedded pool, under the binary that was built."""
+
+    name = "spillway"
+
+    def __init__(self, given):
+        self.binary = given.spillway
+
+    @contextlib.contextmanager
+    def within(self, local_mib):
+        """Yields what puts `spillway run` before a command."""
+        yield lambda command: {"args": [self.binary, "run", "-q", "--local", f"{local_mib}M", "--", *command]}

@@ -1,0 +1,10 @@
+//! What each fuzz target holds its input to: one function a target, which panics where something is wrong.
+//!
+//! `crates/cli/tests/fuzz_seeds.rs` runs them over the committed seeds, in every `cargo test`.
+
+pub mod lz4;
+pub mod mappings;
+pub mod pool_url;
+pub mod proc_files;
+pub mod size;
+pub mod uffd_message;

@@ -1,0 +1,43 @@
+//! Any other file of `/proc` that we read: numbers that are there, or nothing; a command's name never passes for a field.
+
+use spillway_pager::procfs::{
+    Stat, parse_field, parse_idle, parse_last_ran, parse_limit, parse_private, parse_stat, parse_statm,
+};
+
+/// Holds one input to it.
+pub fn check(text: &str) {
+    if let Some(stat) = parse_stat(text).filter(|stat| stat.state.is_ascii()) {
+        assert_eq!(parse_stat(&line("name", stat)), Some(stat));
+    }
+    let stat = Stat { state: b'S', parent: 7, cpu_ticks: 30, started: 999, cpu: 1 };
+    assert_eq!(parse_stat(&line(text, stat)), Some(stat), "a command may be called anything");
+
+    if let Some(size) = parse_statm(text) {
+        let again = format!("{} {} 0", size.total_pages, size.anonymous_pages);
+        assert_eq!(parse_statm(&again), Some(size));
+    }
+    if let Some(ticks) = parse_idle(text) {
+        assert_eq!(parse_idle(&format!("cpu  1 2 3 {ticks} 0")), Some(ticks));
+    }
+    for name in ["State", "TracerPid", "CapEff"] {
+        if let Some(value) = parse_field(text, name) {
+            assert!(value == value.trim() && text.contains(&value));
+            assert_eq!(parse_field(&format!("Name:\tx\n{name}:\t{value}\n"), name), Some(value));
+        }
+    }
+    if let Some(limit) = parse_limit(text, "Max locked memory") {
+        assert!(!limit.is_empty() && !limit.contains(|c: char| c.is_ascii_whitespace()));
+    }
+    assert!(parse_last_ran(text).is_none_or(f64::is_finite));
+    assert!(parse_private(text).is_none_or(|pages| pages <= u64::MAX / 4));
+}
+
+/// A line of `/proc/PID/stat`: proc_pid_stat(5).
+fn line(command: &str, of: Stat) -> String {
+    let Stat { state, parent, cpu_ticks, started, cpu } = of;
+    let state = char::from(state);
+    format!(
+        "42 ({command}) {state} {parent} 42 42 0 -1 0 1 0 0 0 {cpu_ticks} 0 0 0 20 0 1 0 {started} 0 0 0 0 0 0 0 0 0 0 0 0 0 \
+         0 0 17 {cpu} 0 0"
+    )
+}

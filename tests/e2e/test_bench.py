@@ -1,0 +1,96 @@
+"""bench/run: that it measures, records and cleans up; its figures are no test's business."""
+
+import importlib.machinery
+import importlib.util
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import pytest
+from harness import REPOSITORY, eventually
+
+RUN = REPOSITORY / "bench/run"
+
+
+@pytest.fixture(scope="module")
+def bench():
+    """bench/run as a module."""
+    sys.path.insert(0, str(RUN.parent))
+    loader = importlib.machinery.SourceFileLoader("bench_run", str(RUN))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("bench_run", loader))
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    loader.exec_module(module)
+    sys.dont_write_bytecode = before
+    yield module
+    sys.path.remove(str(RUN.parent))
+
+
+def left_behind():
+    """Swap, zram devices and cgroups that a run may forget."""
+    groups = [str(path) for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/memory") for path in pathlib.Path(root).glob("spillway-bench-*")]
+    return pathlib.Path("/proc/swaps").read_text(), sorted(os.listdir("/sys/block")), groups
+
+
+def test_a_tiny_run_is_recorded(processes, spillway, tmp_path):
+    before = left_behind()
+    words = [RUN, "--tiny", "--rounds", 1, "--fit-rounds", 2, "--only", "fits,touch,python", "--record", "tiny", "--into", tmp_path]
+    run = processes.start([*words, "--spillway", spillway.path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    out, err = run.communicate(timeout=80)
+    assert run.returncode == 0, err
+    record = (tmp_path / "tiny.md").read_text()
+    assert out in record
+    rows = [line.split(" | ") for line in record.splitlines() if line.startswith("| ")]
+    assert len(rows) == 1 + 2 + 4 + 2 + 2 + 2 and len({len(row) for row in rows}) == 1, record
+    goals = [row[-1] for row in rows if " of " in row[-1]]
+    assert len(goals) == 6 and all("met" in goal or "missed" in goal or "not measured" in goal for goal in goals), goals
+    assert (tmp_path / "tiny.json").exists()
+    assert left_behind() == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_cleans_up_when_it_is_interrupted(processes, spillway, number):
+    before = left_behind()
+    if not pathlib.Path("/sys/class/zram-control").exists():
+        pytest.skip("this kernel has no zram")
+    words = [RUN, "--only", "touch", "--rounds", 1, "--spillway", spillway.path]
+    run = processes.start(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    eventually(lambda: "zram" in pathlib.Path("/proc/swaps").read_text() or run.poll() is not None, "swap to zram", 30)
+    # As a key on the terminal does it, to all of the group, and by an impatient hand.
+    for _ in range(2):
+        os.killpg(run.pid, number)
+    _, err = run.communicate(timeout=30)
+    assert run.returncode == 128 + number, err
+    assert left_behind() == before
+
+
+def test_cgroups_of_both_versions(bench, tmp_path):
+    hierarchy = bench.Zram.hierarchy
+    with pytest.raises(bench.Failure):
+        hierarchy(tmp_path)
+    (tmp_path / "cgroup.controllers").write_text("cpu io memory pids\n")
+    control = tmp_path / "cgroup.subtree_control"
+    control.write_text("cpu\n")
+    assert hierarchy(tmp_path) == (tmp_path, "memory.max")
+    assert control.read_text() == "+memory"
+    control.write_text("cpu memory\n")
+    assert hierarchy(tmp_path) == (tmp_path, "memory.max")
+    assert control.read_text() == "cpu memory\n"
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory/memory.limit_in_bytes").write_text("")
+    assert hierarchy(tmp_path) == (tmp_path / "memory", "memory.limit_in_bytes")
+
+
+def test_what_is_told_of_noisy_figures(bench):
+    assert bench.interval([3, 1, 2]) == (1, 3)
+    assert bench.interval(range(1, 7)) == (1, 6)
+    # Binomial, n = 15: P(at most 3 of them below the median) = 1.8%, at most 4: 5.9%.
+    assert bench.interval(range(1, 16)) == (4, 12)
+    assert bench.verdict((1.0, 0.99, 1.005), 1.01) == "met"
+    assert bench.verdict((1.0, 0.99, 1.02), 1.01) == "met, within the spread"
+    assert bench.verdict((1.02, 1.0, 1.03), 1.01) == "**missed**, within the spread"
+    assert bench.verdict((1.02, 1.011, 1.03), 1.01) == "**missed**"
+    runs = {"native": [{"s": 1.0}, {"s": 2.0}], "spillway": [{"s": 1.1}, {"s": 2.2}]}
+    assert bench.compared(runs, "s", "native") == pytest.approx((1.1, 1.1, 1.1))
+    assert bench.compared(runs, "s", "zram") is None

@@ -1,0 +1,222 @@
+"""What the user's rights or the kernel do not allow: works, or is refused in one line with the remedy, before anything starts.
+
+No right is taken from or given to this machine: users, capabilities and devices are those of private copies and mount
+namespaces.
+"""
+
+import json
+import os
+import shlex
+import shutil
+import stat
+import subprocess
+import tempfile
+
+import pytest
+from harness import PIPES, Running, eventually
+from mechanics import Program, refused, status_field, traits
+
+NOBODY = 65534
+CAPABILITIES = "cap_sys_ptrace,cap_ipc_lock+ep"
+# All features of Linux 6.8 but MOVE.
+FEATURES_WITHOUT_MOVE = "ffff"
+
+
+class User:
+    """Runs copies of the binary and of a program as a user without privileges, in a directory of that user."""
+
+    def __init__(self, directory, setpriv, processes):
+        self.directory, self.processes = directory, processes
+        self.rights = [setpriv, f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--inh-caps=-all"]
+        self.binary, self.fill = os.path.join(directory, "spillway"), os.path.join(directory, "fill")
+        self.environment = os.environ | {"XDG_RUNTIME_DIR": directory}
+        self.namespace = []
+
+    def give_capabilities(self, setcap):
+        subprocess.run([setcap, CAPABILITIES, self.binary], check=True, timeout=20)
+
+    def give_device(self):
+        """From now on commands see a /dev/userfaultfd that everyone may open."""
+        node = os.path.join(self.directory, "userfaultfd")
+        os.mknod(node, stat.S_IFCHR, os.stat("/dev/userfaultfd").st_rdev)
+        os.chmod(node, 0o666)
+        self.namespace = in_namespace(f"mount --bind {shlex.quote(node)} /dev/userfaultfd")
+
+    def words(self, *argv):
+        return [*self.namespace, *self.rights, *map(str, argv)]
+
+    def cli(self, *arguments):
+        """Runs `spillway` to its end."""
+        words = self.words(self.binary, *arguments)
+        return subprocess.run(words, capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL, cwd="/", env=self.environment)
+
+    def program(self):
+        """A process of this user that holds 32 MiB."""
+        return Program(self.processes, self.words(self.fill, 32), cwd="/").ready()
+
+    def checks(self):
+        """What `spillway doctor` says, by the checks' names."""
+        return {check["name"]: check for check in json.loads(self.cli("doctor", "--json").stdout)}
+
+    def refused_everywhere(self, *words):
+        """That `run` starts nothing and `attach` changes nothing."""
+        trace = os.path.join(self.directory, "it ran")
+        refused(self.cli("run", "--local", "8M", "--", "touch", trace), *words)
+        assert not os.path.exists(trace)
+        target = self.program()
+        before = traits(target.pid)
+        refused(self.cli("attach", target.pid, "--local", "8M"), *words)
+        assert traits(target.pid) == before
+        target.unharmed()
+
+
+def in_namespace(script):
+    """What comes before a command that is to run in a mount namespace of its own, prepared by `script`."""
+    return ["unshare", "--mount", "sh", "-ec", f'{script}; exec "$@"', "sh"]
+
+
+@pytest.fixture
+def user(processes, spillway, build, need):
+    setpriv, _ = need("setpriv", "unshare")
+    directory = tempfile.mkdtemp()  # pytest's own directories are closed to other users
+    os.chown(directory, NOBODY, NOBODY)
+    user = User(directory, setpriv, processes)
+    shutil.copy(spillway.path, user.binary)
+    shutil.copy(build("fill"), user.fill)
+    for path in (user.binary, user.fill):
+        os.chmod(path, 0o755)
+    yield user
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def setcap(need):
+    return need("setcap")[0]
+
+
+@pytest.fixture
+def target(processes, build):
+    return Program(processes, [build("fill"), 32]).ready()
+
+
+def sysctl_allows_everyone():
+    with open("/proc/sys/vm/unprivileged_userfaultfd") as sysctl:
+        return sysctl.read().strip() == "1"
+
+
+without_sysctl = pytest.mark.skipif(sysctl_allows_everyone(), reason="vm.unprivileged_userfaultfd is 1: everyone may have a userfaultfd")
+
+
+@pytest.mark.parametrize("capable", [False, True])
+def test_processes_of_others(user, target, capable, setcap):
+    if capable:
+        user.give_capabilities(setcap)
+        user.give_device()
+    before = traits(target.pid)
+    for command in [["attach", target.pid, "--local", "8M"], ["detach", target.pid], ["resize", target.pid, "8M"]]:
+        refused(user.cli(*command), str(target.pid))
+    assert traits(target.pid) == before
+    target.unharmed()
+
+
+@without_sysctl
+def test_no_right_at_all(user):
+    checks = user.checks()
+    assert not checks["userfaultfd"]["ok"] and "vm.unprivileged_userfaultfd" in checks["userfaultfd"]["remedy"]
+    assert not checks["privileges"]["ok"] and "setcap" in checks["privileges"]["remedy"]
+    user.refused_everywhere("userfaultfd", "root")
+
+
+def test_device_without_capability(user):
+    user.give_device()
+    checks = user.checks()
+    assert checks["userfaultfd"]["ok"] and not checks["privileges"]["ok"]
+    user.refused_everywhere("CAP_SYS_PTRACE", "setcap")
+
+
+@without_sysctl
+def test_capability_without_device(user, setcap):
+    """The program that `run` starts does not inherit what our binary's file gives: nothing may start unmanaged."""
+    user.give_capabilities(setcap)
+    checks = user.checks()
+    assert checks["privileges"]["ok"] and checks["memlock"]["ok"]
+    assert not checks["userfaultfd"]["ok"] and "/dev/userfaultfd" in checks["userfaultfd"]["remedy"]
+    user.refused_everywhere("/dev/userfaultfd")
+
+
+def test_capability_and_device(user, setcap):
+    """README.md, "Without root": all that is needed; programs that are run have none of it."""
+    user.give_capabilities(setcap)
+    user.give_device()
+    checks = user.checks()
+    assert [name for name, check in checks.items() if not check["ok"]] == ["seccomp"]
+
+    stats = os.path.join(user.directory, "stats")
+    words = user.words(user.binary, "run", "--local", "8M", "--stats", stats, "--", user.fill, 32)
+    program = Program(user.processes, words, cwd="/", env=user.environment).ready()
+    program.unharmed()
+    (pid,) = [target["pid"] for target in json.loads(user.cli("ps", "--json").stdout)]
+    assert int(status_field(pid, "CapEff"), 16) == 0
+    program.tell("exit 3")
+    assert program.status() == 3
+    counters = json.load(open(stats))
+    assert counters["evicted_pages"] > 0 and counters["fetched_pages"] > 0, counters
+
+
+def test_adoption_with_capability_and_device(user, setcap):
+    user.give_capabilities(setcap)
+    user.give_device()
+    target = user.program()
+    before = traits(target.pid)
+    words = user.words(user.binary, "attach", target.pid, "--local", "8M")
+    attached = Running(user.processes.start(words, cwd="/", env=user.environment, **PIPES))
+
+    def evicted():
+        assert attached.process.poll() is None, attached.process.stderr.read()
+        return [each for each in json.loads(user.cli("ps", "--json").stdout) if each["pid"] == target.pid and each["evicted_pages"] > 0]
+
+    eventually(evicted, "pages to leave", every=0.1)
+    target.unharmed()
+    detached = user.cli("detach", target.pid)
+    assert detached.returncode == 0, detached.stderr
+    attached.finish(timeout=30).must_succeed()
+    assert traits(target.pid) == before
+    target.unharmed()
+
+
+def test_root_without_device(processes, spillway, build, tmp_path):
+    """A container may lack the device: what root starts may trace, and so have a userfaultfd by the system call."""
+    nodes = " && ".join(f"cp -a /dev/{name} {shlex.quote(str(tmp_path))}" for name in ("null", "zero", "urandom"))
+    script = f"{nodes} && mount --bind {shlex.quote(str(tmp_path))} /dev"
+    stats = tmp_path / "stats"
+    words = [*in_namespace(script), spillway.path, "run", "--local", "8M", "--stats", stats, "--", build("fill"), 32]
+    program = Program(processes, words).ready()
+    program.unharmed()
+    program.tell("exit 0")
+    assert program.status() == 0
+    assert json.loads(stats.read_text())["evicted_pages"] > 0
+
+
+@pytest.fixture(params=["an older kernel", "a kernel without MOVE"])
+def lesser_kernel(request, need, build):
+    """What comes before a command that is to see a lesser kernel."""
+    if request.param == "an older kernel":
+        return [*need("setarch"), "--uname-2.6"]
+    return [build("lesser"), FEATURES_WITHOUT_MOVE]
+
+
+def test_kernels_that_are_too_old(processes, spillway, target, tmp_path, lesser_kernel):
+    def cli(*arguments):
+        process = processes.start([*lesser_kernel, spillway.path, *arguments], **PIPES)
+        out, err = process.communicate(timeout=30)
+        return subprocess.CompletedProcess([], process.returncode, out, err)
+
+    before, trace = traits(target.pid), tmp_path / "it ran"
+    refused(cli("run", "--local", "8M", "--", "touch", trace), "UFFDIO_MOVE", "Linux 6.8 or newer")
+    refused(cli("attach", target.pid, "--local", "8M"), "UFFDIO_MOVE", "Linux 6.8 or newer")
+    assert not trace.exists()
+    assert traits(target.pid) == before
+    target.unharmed()
+    doctor = cli("doctor")
+    assert doctor.returncode == 1
+    assert "remedy: boot" in doctor.stdout and "Linux 6.8 or newer" in doctor.stdout, doctor.stdout
