@@ -16,7 +16,7 @@ use spillway_core::page::{HandleBits, State};
 use spillway_core::pager::{Budget, Config, Outcome, Pager, Plan, Served, Stop};
 use spillway_core::streams::BLOCK_PAGES_MAX;
 use spillway_core::{Address, PAGE_BYTES, Page, Span, TargetId};
-use spillway_store::{Handle, Put, Store, is_zero};
+use spillway_store::{Got, Handle, Put, Store, Urgency, is_zero};
 
 use crate::adopt::Agent;
 use crate::placement::Placement;
@@ -593,7 +593,7 @@ impl Driver {
         let page = &self.hands.buffers[write.buffer.0 as usize];
         match self.hands.store.put(page, write.previous.map(to_handle)) {
             Ok(Put::Unchanged(handle)) => self.core.written(write, to_bits(handle), true),
-            Ok(Put::Stored(handle)) => self.core.written(write, to_bits(handle), false),
+            Ok(Put::Stored(handle) | Put::Pending(handle)) => self.core.written(write, to_bits(handle), false),
             Err(_) => {
                 self.core.write_declined(write);
                 return false;
@@ -862,7 +862,8 @@ impl Hands {
                 let (plan, pages) = (core.shorten(plan, clear), clear);
                 let failed = (0..pages).find(|&i| {
                     let handle = core.handle_of(page.plus(i)).map(to_handle);
-                    handle.map(|handle| self.store.get(handle, &mut self.block[index(i)])) != Some(Ok(()))
+                    let into = &mut self.block[index(i)];
+                    handle.map(|handle| self.store.get(handle, Urgency::Demand, into)) != Some(Ok(Got::Here))
                 });
                 match failed.map(|at| core.fetch_failed(plan, at)) {
                     None => return (plan, target.uffd.copy(address, &self.block[..index(pages)])),
