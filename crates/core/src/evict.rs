@@ -71,6 +71,11 @@ impl Pager {
         !self.store_full && self.due_writes() > 0
     }
 
+    /// Whether the store declined a page and has taken none since.
+    pub fn is_store_full(&self) -> bool {
+        self.store_full
+    }
+
     /// How many pages to capture now so that enough will be free for the next burst of faults; zero when enough are.
     /// Goes for twice the reserve, so that captures come in batches.
     pub fn wanted_captures(&self) -> u64 {
@@ -226,6 +231,35 @@ impl Pager {
         self.counters.clean_drops += u64::from(clean);
         self.counters.written_pages += u64::from(!clean);
         self.step(write.page, Step::Written(handle));
+    }
+
+    /// The store took the page under `handle` and will say whether it keeps it ([`Pager::stored`], [`Pager::refused`]). The
+    /// page stays in its buffer until then.
+    pub fn handed(&mut self, write: Write, handle: HandleBits) {
+        self.step(write.page, Step::Hand(handle));
+    }
+
+    /// The store keeps what it was handed for `page` under `handle`. If the page came back or changed meanwhile, that is its
+    /// clean copy, or was released.
+    pub fn stored(&mut self, page: PageIndex, handle: HandleBits) {
+        self.store_full = false;
+        self.counters.written_pages += 1;
+        let entry = self.table.get(page);
+        if entry.state() == State::Writing && entry.handle() == Some(handle) {
+            self.step(page, Step::Written(handle));
+        }
+    }
+
+    /// The store did not keep what it was handed for `page` under `handle`, which is void.
+    pub fn refused(&mut self, page: PageIndex, handle: HandleBits) {
+        self.store_full = true;
+        let entry = self.table.get(page);
+        if entry.handle() == Some(handle) {
+            self.step(page, Step::Refuse);
+            if entry.state() == State::Writing {
+                self.inactive.push_back(page);
+            }
+        }
     }
 
     /// The store declined the page: it stays in its buffer, and targets may go past the budget until the store takes

@@ -9,7 +9,9 @@
 //! Inactive  --refault--> Mapped           copied back from the buffer
 //! Inactive  --write--> Writing --written--> Remote
 //! Writing   --refault--> Mapped           stolen; what the write made is kept as the clean copy, or released
+//! Writing   --hand--> Writing             the store answers later; until then the handle is good for nothing else
 //! Writing   --keep--> Inactive            the store declined
+//! Writing   --refuse--> Inactive          the same, later; the handle is void
 //! Remote    --fetch--> Fetching --install--> Mapped      the pool copy is kept as the clean copy
 //!                      Fetching --put-back--> Remote     the target's mappings were changing
 //!                      Fetching --lose--> Lost           the store no longer has it
@@ -68,8 +70,12 @@ pub enum Step {
     Write,
     /// The store has it, under this handle.
     Written(HandleBits),
+    /// The store took it, under this handle, and will say whether it keeps it.
+    Hand(HandleBits),
     /// The store declined.
     Keep,
+    /// The store did not keep it after all, and its handle is void.
+    Refuse,
     /// Its way back from the store began.
     Fetch,
     /// It was installed from the store.
@@ -217,7 +223,10 @@ impl Entry {
                 released.buffer = old.buffer();
                 Self::remote(handle)
             }
+            (Writing, Step::Hand(handle)) => old.with_handle(Some(handle)),
             (Writing, Step::Keep) => old.with_state(Inactive),
+            (Writing, Step::Refuse) => old.with_state(Inactive).with_handle(None),
+            (Mapped | Inactive, Step::Refuse) => old.with_handle(None),
             (Remote, Step::Fetch) => old.with_state(Fetching),
             (Fetching, Step::Install) => Self::UNTOUCHED.with_state(Mapped).with_handle(old.handle()),
             (Fetching, Step::PutBack) => old.with_state(Remote),
@@ -285,7 +294,7 @@ mod tests {
         ]
     }
 
-    const STEPS: [Step; 16] = [
+    const STEPS: [Step; 18] = [
         Step::Fill,
         Step::Find,
         Step::Capture(BufferIndex(3)),
@@ -294,7 +303,9 @@ mod tests {
         Step::Refault,
         Step::Write,
         Step::Written(HandleBits::MAX),
+        Step::Hand(HandleBits::MAX),
         Step::Keep,
+        Step::Refuse,
         Step::Fetch,
         Step::Install,
         Step::PutBack,
@@ -318,7 +329,9 @@ mod tests {
             (Inactive | Writing, Step::Refault) => Some(Mapped),
             (Inactive, Step::Write) => Some(Writing),
             (Writing, Step::Written(_)) => Some(Remote),
-            (Writing, Step::Keep) => Some(Inactive),
+            (Writing, Step::Hand(_)) => Some(Writing),
+            (Writing, Step::Keep | Step::Refuse) => Some(Inactive),
+            (state @ (Mapped | Inactive), Step::Refuse) => Some(state),
             (Remote, Step::Fetch) => Some(Fetching),
             (Fetching, Step::Install) => Some(Mapped),
             (Fetching, Step::PutBack) => Some(Remote),
@@ -354,8 +367,10 @@ mod tests {
                 if let Some(buffer) = before.buffer() {
                     assert!(after.buffer() == Some(buffer) || released.buffer == Some(buffer), "{before:?} {step:?}");
                 }
-                // `Written` hands the older handle to the store, which releases or returns it (`Store::put`).
-                if let (Some(handle), false) = (before.handle(), matches!(step, Step::Written(_))) {
+                // `Written` and `Hand` leave the older handle to the store, which releases or returns it (`Store::put`);
+                // a handle that is refused was released by the store.
+                let stores = matches!(step, Step::Written(_) | Step::Hand(_) | Step::Refuse);
+                if let (Some(handle), false) = (before.handle(), stores) {
                     assert!(after.handle() == Some(handle) || released.handle == Some(handle), "{before:?} {step:?}");
                 }
                 assert!(released.buffer.is_none() || after.buffer().is_none(), "{before:?} {step:?}");

@@ -94,6 +94,8 @@ pub enum Plan {
         /// Where.
         address: Address,
     },
+    /// The page is on its way already, for an earlier fault, whose installation wakes whoever waits.
+    Coming,
     /// The budget is used up: evict, then ask again.
     NoRoom,
 }
@@ -227,9 +229,9 @@ impl Pager {
         }
     }
 
-    /// Pages in local memory: mapped, or in a buffer.
+    /// Pages in local memory: mapped, in a buffer, or on their way in.
     pub fn local_pages(&self) -> u64 {
-        self.table.mapped() + self.used_buffers()
+        self.table.mapped() + self.table.fetching() + self.used_buffers()
     }
 
     /// Pages in targets.
@@ -334,11 +336,8 @@ impl Pager {
                     Plan::Fetch { address, page, pages: alike }
                 }
             }
-            State::Inactive | State::Writing | State::Fetching => {
-                unreachable!(
-                    "buffered pages were answered above, and a fetch ends before the next fault is asked about"
-                )
-            }
+            State::Fetching => Plan::Coming,
+            State::Inactive | State::Writing => unreachable!("buffered pages were answered above"),
         }
     }
 
@@ -379,8 +378,13 @@ impl Pager {
 
     /// The outcome of carrying out `plan`, the answer to a fault.
     pub fn installed(&mut self, plan: Plan, outcome: Outcome) -> Served {
-        if plan == Plan::NoRoom {
-            return Served::Later;
+        match plan {
+            Plan::NoRoom => return Served::Later,
+            Plan::Coming => {
+                self.counters.faults += 1;
+                return Served::Yes;
+            }
+            _ => {}
         }
         self.arrived(plan, outcome);
         match outcome {
@@ -424,7 +428,7 @@ impl Pager {
                 (arrived..pages).for_each(|i| self.step(page.plus(i), Step::PutBack));
                 self.counters.fetched_pages += outcome.done;
             }
-            Plan::Zero { page: None, .. } | Plan::Lost { .. } | Plan::NoRoom => {}
+            Plan::Zero { page: None, .. } | Plan::Lost { .. } | Plan::Coming | Plan::NoRoom => {}
         }
         self.note_local();
     }
@@ -444,6 +448,23 @@ impl Pager {
         self.counters.lost_pages += 1;
         (within + 1..pages).for_each(|i| self.step(page.plus(i), Step::PutBack));
         (within > 0).then_some(Plan::Fetch { address, page, pages: within })
+    }
+
+    /// Whether `page` is still on its way under `handle`, and was not removed meanwhile.
+    pub fn is_coming(&self, page: PageIndex, handle: HandleBits) -> bool {
+        let entry = self.table.get(page);
+        entry.state() == State::Fetching && entry.handle() == Some(handle)
+    }
+
+    /// A page that was on its way is lost.
+    pub fn lost(&mut self, page: PageIndex) {
+        self.step(page, Step::Lose);
+        self.counters.lost_pages += 1;
+    }
+
+    /// A page that was on its way stays in the store for now.
+    pub fn put_back(&mut self, page: PageIndex) {
+        self.step(page, Step::PutBack);
     }
 
     /// Every count against the table: for tests and for the simulator.

@@ -57,6 +57,7 @@ pub struct Table {
     slots: HashMap<u64, usize, BuildHasherDefault<ChunkHasher>>,
     stock: Vec<Box<Chunk>>,
     mapped: u64,
+    fetching: u64,
     used: u64,
 }
 
@@ -113,6 +114,8 @@ impl Table {
             chunk.mapped = chunk.mapped.wrapping_add_signed(i32::try_from(mapped).expect("-1 to 1"));
             chunk.used = chunk.used.wrapping_add_signed(i32::try_from(used).expect("-1 to 1"));
             self.mapped = self.mapped.wrapping_add_signed(mapped);
+            let fetching = i64::from(after == State::Fetching) - i64::from(before == State::Fetching);
+            self.fetching = self.fetching.wrapping_add_signed(fetching);
             self.used = self.used.wrapping_add_signed(used);
         }
         if chunk.used == 0 {
@@ -124,6 +127,11 @@ impl Table {
     /// Pages in state `Mapped`.
     pub fn mapped(&self) -> u64 {
         self.mapped
+    }
+
+    /// Pages on their way from the store into targets.
+    pub fn fetching(&self) -> u64 {
+        self.fetching
     }
 
     /// Pages in any state but `Untouched`.

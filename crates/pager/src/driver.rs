@@ -9,6 +9,7 @@ mod changes;
 mod commands;
 mod eviction;
 mod hands;
+mod journeys;
 mod release;
 
 use std::os::fd::AsRawFd;
@@ -16,10 +17,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, Sender};
 
-use spillway_core::pager::{Budget, Config, Pager, Plan, Served, Stop};
+use spillway_core::pager::{Budget, Config, Outcome, Pager, Plan, Served, Stop};
 use spillway_core::streams::BLOCK_PAGES_MAX;
 use spillway_core::{Span, TargetId};
-use spillway_store::Store;
+use spillway_store::{Store, Urgency};
 
 use crate::placement::Placement;
 use crate::shared::Shared;
@@ -33,6 +34,7 @@ use crate::watcher::Request;
 pub use commands::{Command, Homeward, Report};
 use eviction::{OVERDRAFT_PAGES, WRITES_PER_TURN, Yield};
 use hands::{Hands, index, to_handle};
+use journeys::Journeys;
 use release::Release;
 
 /// Page buffers: what is captured and not yet stored. 4 MiB, of which a small budget uses a part.
@@ -50,10 +52,14 @@ const SLEPT_NS: u64 = 3_000;
 /// How soon to look again at faults that wait for the end of a change of mappings. The kernel wakes nobody then.
 const RETRY_NS: u64 = 100_000;
 
+/// How soon to offer a page again to a store that declined.
+const ASK_AGAIN_NS: u64 = 20_000_000;
+
 /// See the module's documentation.
 pub struct Driver {
     core: Pager,
     hands: Hands,
+    journeys: Journeys,
     targets: Vec<Option<Target>>,
     commands: Receiver<Command>,
     bell: Arc<Bell>,
@@ -87,6 +93,7 @@ impl Driver {
         core.restock();
         Self {
             core,
+            journeys: Journeys::new(store.as_ref()),
             hands: Hands::new(store, BUFFERS),
             targets: Vec::new(),
             commands,
@@ -114,6 +121,9 @@ impl Driver {
                     return;
                 }
             }
+            if self.polled.last().is_some_and(|store| store.revents != 0) {
+                self.progress();
+            }
             let mut busy = false;
             let local_before = self.core.local_pages();
             for i in 0..self.targets.len() {
@@ -136,14 +146,15 @@ impl Driver {
     fn timeout(&self) -> Option<u64> {
         let live = || self.targets.iter().flatten();
         if self.release.is_some() && live().all(|target| target.flight == Flight::Idle) {
-            return Some(0);
+            return if self.journeys.are_under_way() { Some(RETRY_NS) } else { Some(0) };
         }
         let evicting = self.core.wanted_captures() > 0
             && live().any(Target::may_look)
             && !self.awaits_agent
             && self.release.is_none();
         let rest_ns = self.yields.until_ns.saturating_sub(if self.yields.until_ns > 0 { now_ns() } else { 0 });
-        if self.core.has_due_writes() || (evicting && rest_ns == 0) {
+        let writes = self.core.has_due_writes() && self.hands.store.accepts();
+        if writes || (evicting && rest_ns == 0) {
             return Some(0);
         }
         let waits =
@@ -152,7 +163,7 @@ impl Driver {
             _ if self.untidy => Some(0),
             (true, _) => Some(RETRY_NS),
             (false, true) => Some(rest_ns),
-            (false, false) => None,
+            (false, false) => self.core.is_store_full().then_some(ASK_AGAIN_NS),
         }
     }
 
@@ -164,6 +175,8 @@ impl Driver {
             self.polled.extend([readable(event), readable(agent)]);
         }
         self.targets.iter_mut().flatten().for_each(|target| target.looked |= target.may_read());
+        self.polled.push(readable(self.hands.store.descriptor().map_or(-1, |store| store.as_raw_fd())));
+        self.hands.store.flush();
         if timeout != Some(0) {
             self.publish();
         }
@@ -249,6 +262,9 @@ impl Driver {
             self.core.set_overdraft(OVERDRAFT_PAGES);
         }
         let plan = self.core.fault(target.id, fault.address);
+        if self.journeys.are_possible() && matches!(plan, Plan::Fetch { .. }) {
+            return self.ask_for(at, plan, fault);
+        }
         // What the stream will want next comes first: once the faulting thread runs, it would fault on it.
         while let Some(plan) = self.core.ahead() {
             let (plan, outcome) = self.hands.perform(plan, fault.write, target, &mut self.core);
@@ -273,6 +289,24 @@ impl Driver {
         self.shared.histogram.record(now_ns() - fault.since_ns);
         if matches!(plan, Plan::Zero { page: None, .. }) {
             let _ = self.reports.send(Request::Report(Report::Rescan(target.id)));
+        }
+    }
+
+    /// Asks a store that answers later for what a fault needs, and then for what its stream will want.
+    fn ask_for(&mut self, at: usize, plan: Plan, fault: Waiting) {
+        if !self.journeys.have_room() {
+            let outcome = Outcome { done: 0, stop: Some(Stop::Changing) };
+            self.core.installed(plan, outcome);
+            if let Some(target) = &mut self.targets[at] {
+                target.waiting.push(fault);
+            }
+            return;
+        }
+        self.fetch(at, plan, Some(fault), Urgency::Demand);
+        while self.journeys.have_room()
+            && let Some(plan) = self.core.ahead()
+        {
+            self.fetch(at, plan, None, Urgency::Prefetch);
         }
     }
 
@@ -305,7 +339,11 @@ impl Driver {
 
     /// What is due besides faults, a little at a time.
     fn work(&mut self, busy: bool, came: usize) {
+        self.arrive();
         for bits in self.core.take_released(FREES_PER_TURN) {
+            if self.journeys.are_possible() {
+                self.journeys.forget(bits);
+            }
             self.hands.store.free(to_handle(bits));
         }
         for _ in 0..if busy { came.max(1) } else { WRITES_PER_TURN } {

@@ -207,7 +207,7 @@ impl Driver {
                 }
             }
             Plan::Lost { address } => space.poison(slot(address)),
-            Plan::NoRoom => Outcome { done: 0, stop: None },
+            Plan::Coming | Plan::NoRoom => Outcome { done: 0, stop: None },
         };
         (plan, outcome)
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
 use spillway_core::{PAGE_BYTES, Page};
 use spillway_store::local::{Config, Local};
-use spillway_store::{Handle, Put, Store, is_zero};
+use spillway_store::{Handle, Put, Store, Urgency, is_zero};
 use xxhash_rust::xxh3::xxh3_64_with_secret;
 
 /// Operations in a round.
@@ -159,7 +159,13 @@ fn pool(kind: Kind, pages: usize) {
     let mut next = pages as u64;
 
     let mut got = [0; PAGE_BYTES];
-    measure("get", || handles[random.below(pages)], |handle| pool.get(handle, &mut got).unwrap());
+    measure(
+        "get",
+        || handles[random.below(pages)],
+        |handle| {
+            pool.get(handle, Urgency::Demand, &mut got).unwrap();
+        },
+    );
     measure(
         "put unchanged",
         || {
@@ -249,6 +255,6 @@ fn longest(pages: usize) {
 fn put(pool: &mut Local, page: &Page, previous: Option<Handle>) -> Handle {
     match pool.put(page, previous) {
         Ok(Put::Stored(handle) | Put::Unchanged(handle)) => handle,
-        Err(error) => panic!("{error}"),
+        other => panic!("{other:?}"),
     }
 }

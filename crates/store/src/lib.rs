@@ -17,6 +17,7 @@ mod slots;
 
 use std::fmt;
 use std::num::NonZeroU32;
+use std::os::fd::BorrowedFd;
 
 use spillway_core::Page;
 
@@ -59,27 +60,82 @@ pub enum Put {
     Unchanged(Handle),
     /// Stored anew, or shared with an identical page. The previous reference, if any, was released.
     Stored(Handle),
+    /// Taken over; a [`Completion::Put`] follows, and until then only the caller's own copy is sure to last. The
+    /// previous reference was released, unless this is the same one, still on its way with these very bytes.
+    Pending(Handle),
+}
+
+/// How a page is got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Got {
+    /// It was copied.
+    Here,
+    /// A [`Completion::Got`] brings it.
+    Pending,
+}
+
+/// Who waits for a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Urgency {
+    /// A faulting thread: goes before everything else.
+    Demand,
+    /// No one yet.
+    Prefetch,
+}
+
+/// What was pending and has come to an end.
+#[derive(Clone, Copy, Debug)]
+pub enum Completion<'a> {
+    /// All gets of this handle that were pending.
+    Got {
+        /// As in the call.
+        handle: Handle,
+        /// The page, verified, or why there will be none.
+        page: Result<&'a Page, StoreError>,
+    },
+    /// A put that was pending. After an error the page was not kept, and all references to the handle are released.
+    Put {
+        /// As in the answer to the call.
+        handle: Handle,
+        /// Whether the page is kept.
+        result: Result<(), StoreError>,
+    },
 }
 
 /// Keeps pages outside their targets.
 ///
-/// Handing in a handle that the store did not give, or that was freed, is a bug of the caller: implementations
-/// panic where they notice.
+/// No call ever blocks. A store that answers at once never says *pending*; the others are waited for with
+/// [`Store::descriptor`]. Handing in a handle that the store did not give, or that was freed, is a bug of the caller:
+/// implementations panic where they notice.
 pub trait Store: Send {
-    /// Keeps `page`. `previous` is the handle of this page's older copy, if the table still has one: it is compared
-    /// byte for byte, and released when it differs.
+    /// Keeps `page`. `previous` is the handle of this page's older copy, if the table still has one: it is compared,
+    /// and released when it differs. After an error it is still valid.
     fn put(&mut self, page: &Page, previous: Option<Handle>) -> Result<Put, StoreError>;
-    /// Copies the page behind `handle` to `into`, verified against its checksum.
-    fn get(&mut self, handle: Handle, into: &mut Page) -> Result<(), StoreError>;
+    /// Copies the page behind `handle` to `into`, verified against its checksum, or asks for it. What fails for now is
+    /// asked for again by the store itself, up to a deadline. A pending get that becomes urgent may be asked again.
+    fn get(&mut self, handle: Handle, urgency: Urgency, into: &mut Page) -> Result<Got, StoreError>;
     /// One more reference to the same page (a fork: parent and child each own one). Same or another handle value.
     fn share(&mut self, handle: Handle) -> Handle;
-    /// Releases one reference.
+    /// Releases one reference. With the last one, what is pending for the handle is called off: no completion comes.
     fn free(&mut self, handle: Handle);
     /// What is kept now.
     fn status(&self) -> Status;
     /// Housekeeping for idle moments, a few microseconds of it. Returns whether there may be more to do.
     fn tidy(&mut self) -> bool {
         false
+    }
+    /// Readable when [`Store::progress`] has something to do; `None` when nothing is ever pending.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+    /// Hands what was asked for to the other side; to be called before waiting.
+    fn flush(&mut self) {}
+    /// Receives what came, keeps deadlines, connects again. Allocates nothing on the way of a get.
+    fn progress(&mut self, _done: &mut dyn FnMut(Completion<'_>)) {}
+    /// Whether a put would be taken now. Under back pressure it would not: keep the page, and ask again after
+    /// [`Store::progress`].
+    fn accepts(&self) -> bool {
+        true
     }
 }
 
@@ -101,6 +157,10 @@ pub enum StoreError {
     Full,
     /// The stored bytes do not match their checksum: the page is lost.
     Corrupt,
+    /// The only copy of the page is gone.
+    Lost,
+    /// The page was not taken for now; `previous` is still valid.
+    Unavailable,
 }
 
 impl fmt::Display for StoreError {
@@ -108,6 +168,8 @@ impl fmt::Display for StoreError {
         f.write_str(match self {
             Self::Full => "the pool is full: give it a larger size=, or the targets more local memory",
             Self::Corrupt => "a stored page does not match its checksum and is lost: check this host's memory",
+            Self::Lost => "a stored page is gone with the server that kept it: see `spillway pool status`",
+            Self::Unavailable => "the pool takes no pages for now: they stay local until it does",
         })
     }
 }

@@ -13,7 +13,7 @@ use crate::hash::PageHash;
 use crate::index::Index;
 use crate::segment::{Refill, SEGMENT_BYTES, Supply};
 use crate::slots::{Slot, Slots};
-use crate::{Handle, Put, Status, Store, StoreError};
+use crate::{Got, Handle, Put, Status, Store, StoreError, Urgency};
 
 /// Pages moved at a time by [`Store::tidy`]: a few microseconds.
 const TIDY_PAGES: usize = 8;
@@ -213,10 +213,10 @@ impl Store for Local {
         stored.map(Put::Stored)
     }
 
-    fn get(&mut self, handle: Handle, into: &mut Page) -> Result<(), StoreError> {
+    fn get(&mut self, handle: Handle, _urgency: Urgency, into: &mut Page) -> Result<Got, StoreError> {
         let slot = self.slots.get(handle);
         unpack(self.arena.bytes(slot.place, slot.len), into).map_err(|_| StoreError::Corrupt)?;
-        if self.hash.of(into) == slot.hash { Ok(()) } else { Err(StoreError::Corrupt) }
+        if self.hash.of(into) == slot.hash { Ok(Got::Here) } else { Err(StoreError::Corrupt) }
     }
 
     fn share(&mut self, handle: Handle) -> Handle {

@@ -1,13 +1,20 @@
 //! What targets do to their own address spaces.
 
+use std::os::fd::AsRawFd;
+
 use spillway_core::mappings::BufferCopy;
 use spillway_core::{Address, Span, TargetId};
 
 use super::hands::{to_bits, to_handle};
-use super::{Driver, Report};
+use super::{Driver, RETRY_NS, Report};
+use crate::sys::clock::now_ns;
+use crate::sys::fd::{poll, readable};
 use crate::sys::uffd::{Event, Uffd};
 use crate::target::Target;
 use crate::watcher::Request;
+
+/// How long a fork may wait for the store.
+const WRITE_ALL_NS: u64 = 5_000_000_000;
 
 impl Driver {
     /// Something changed in a target's address space.
@@ -101,11 +108,26 @@ impl Driver {
         }
     }
 
+    /// Writes what is in buffers, and waits a while for a store that answers later: there may be too few buffers to copy
+    /// them all.
+    fn write_all(&mut self) {
+        let deadline = now_ns() + WRITE_ALL_NS;
+        loop {
+            while self.write_one(true) {}
+            let waits = self.journeys.writes() > 0 && now_ns() < deadline;
+            let Some(store) = self.hands.store.descriptor().filter(|_| waits) else { return };
+            let mut polled = [readable(store.as_raw_fd())];
+            self.hands.store.flush();
+            poll(&mut polled, Some(RETRY_NS));
+            self.progress();
+        }
+    }
+
     fn fork(&mut self, at: usize, uffd: Uffd) {
         let Some(target) = &self.targets[at] else { return };
         let parent = target.id;
         // Parent and child can share what is in the store, and not what is in a buffer: those are copied, if need be.
-        while self.write_one(true) {}
+        self.write_all();
         let mut copies: Vec<BufferCopy> = Vec::new();
         let store = &mut self.hands.store;
         let share = |bits| to_bits(store.share(to_handle(bits)));

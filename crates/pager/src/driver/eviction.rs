@@ -196,11 +196,18 @@ impl Driver {
     }
 
     pub(super) fn write_one(&mut self, all: bool) -> bool {
+        if !self.hands.store.accepts() {
+            return false;
+        }
         let Some(write) = self.core.next_write(all) else { return false };
         let page = &self.hands.buffers[write.buffer.0 as usize];
         match self.hands.store.put(page, write.previous.map(to_handle)) {
             Ok(Put::Unchanged(handle)) => self.core.written(write, to_bits(handle), true),
             Ok(Put::Stored(handle)) => self.core.written(write, to_bits(handle), false),
+            Ok(Put::Pending(handle)) => {
+                self.journeys.write_begins(write.page, to_bits(handle), write.previous);
+                self.core.handed(write, to_bits(handle));
+            }
             Err(_) => {
                 self.core.write_declined(write);
                 return false;

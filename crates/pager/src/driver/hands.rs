@@ -4,7 +4,7 @@ use spillway_core::page::HandleBits;
 use spillway_core::pager::{Outcome, Pager, Plan};
 use spillway_core::streams::BLOCK_PAGES_MAX;
 use spillway_core::{PAGE_BYTES, Page};
-use spillway_store::{Handle, Store};
+use spillway_store::{Got, Handle, Store, Urgency};
 
 use crate::target::Target;
 
@@ -23,7 +23,7 @@ impl Hands {
         Self { store, buffers: pages(buffers as usize), block: pages(block), zeros: pages(block) }
     }
 
-    /// Carries out a plan; returns what was carried out, which is less where the store failed, and how far it got.
+    /// Carries out a plan, a fetch only from a store that answers at once; returns what was carried out, which is less where the store failed, and how far it got.
     pub(super) fn perform(&mut self, plan: Plan, write: bool, target: &Target, core: &mut Pager) -> (Plan, Outcome) {
         let outcome = match plan {
             // The kernel's zero page costs no memory; but the first write to it costs a second fault.
@@ -40,7 +40,8 @@ impl Hands {
                 let (plan, pages) = (core.shorten(plan, clear), clear);
                 let failed = (0..pages).find(|&i| {
                     let handle = core.handle_of(page.plus(i)).map(to_handle);
-                    handle.map(|handle| self.store.get(handle, &mut self.block[index(i)])) != Some(Ok(()))
+                    let into = &mut self.block[index(i)];
+                    handle.map(|handle| self.store.get(handle, Urgency::Demand, into)) != Some(Ok(Got::Here))
                 });
                 match failed.map(|at| core.fetch_failed(plan, at)) {
                     None => return (plan, target.uffd.copy(address, &self.block[..index(pages)])),
@@ -51,13 +52,13 @@ impl Hands {
                 }
             }
             Plan::Lost { address } => target.uffd.poison(address),
-            Plan::NoRoom => Outcome { done: 0, stop: None },
+            Plan::Coming | Plan::NoRoom => Outcome { done: 0, stop: None },
         };
         (plan, outcome)
     }
 }
 
-fn pages(count: usize) -> Box<[Page]> {
+pub(super) fn pages(count: usize) -> Box<[Page]> {
     vec![[0; PAGE_BYTES]; count].into_boxed_slice()
 }
 

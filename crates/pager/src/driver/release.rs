@@ -4,7 +4,8 @@ use std::sync::mpsc::Sender;
 
 use spillway_core::Span;
 use spillway_core::page::State;
-use spillway_core::pager::{Budget, Served, Stop};
+use spillway_core::pager::{Budget, Plan, Served, Stop};
+use spillway_store::Urgency;
 
 use super::{Driver, Homeward};
 use crate::adopt::Agent;
@@ -27,6 +28,9 @@ impl Driver {
         let Some(reply) = self.release.as_ref().map(|release| release.reply.clone()) else { return };
         let mut outside = Vec::with_capacity(PAGES_PER_TURN);
         self.core.outside(PAGES_PER_TURN, &mut outside);
+        if outside.is_empty() && self.journeys.are_under_way() {
+            return;
+        }
         if outside.is_empty() {
             let agents = self.let_go();
             let _ = reply.send(Homeward::Done(agents));
@@ -36,12 +40,21 @@ impl Driver {
         let _ = reply.send(Homeward::Left(self.core.touched_pages() - self.core.mapped_pages()));
         for (id, address, page) in outside {
             // A block may have brought it home meanwhile.
-            if matches!(self.core.state_of(page), State::Mapped | State::Untouched | State::Lost) {
+            let there = [State::Mapped, State::Untouched, State::Lost, State::Fetching];
+            if there.contains(&self.core.state_of(page)) {
                 continue;
             }
-            let Some(target) = &self.targets[id.0 as usize] else { continue };
+            if !self.journeys.have_room() {
+                return;
+            }
+            let at = id.0 as usize;
+            let Some(target) = &self.targets[at] else { continue };
             let plan = self.core.fault(id, address);
-            let (plan, outcome) = self.hands.perform(plan, true, target, &mut self.core);
+            let performed = match plan {
+                Plan::Fetch { .. } => self.fetch(at, plan, None, Urgency::Prefetch),
+                _ => Some(self.hands.perform(plan, true, target, &mut self.core)),
+            };
+            let (Some((plan, outcome)), Some(target)) = (performed, &self.targets[at]) else { continue };
             let served = self.core.installed(plan, outcome);
             if served == Served::Later && outcome.stop == Some(Stop::NoMemory) {
                 return self.stay();

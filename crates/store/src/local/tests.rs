@@ -29,7 +29,7 @@ fn stored(pool: &mut Local, page: &Page) -> Handle {
 
 fn assert_holds(pool: &mut Local, handle: Handle, page: &Page) {
     let mut got = [0xee; PAGE_BYTES];
-    assert_eq!(pool.get(handle, &mut got), Ok(()));
+    assert_eq!(pool.get(handle, Urgency::Demand, &mut got), Ok(Got::Here));
     assert!(got == *page);
 }
 
@@ -106,7 +106,7 @@ fn flipped_bytes_are_noticed_and_never_shared() {
         for at in 0..usize::from(slot.len) {
             pool.arena.bytes_mut(slot.place, slot.len)[at] ^= 1 << (at % 8);
             let mut got = [0; PAGE_BYTES];
-            match pool.get(handle, &mut got) {
+            match pool.get(handle, Urgency::Demand, &mut got) {
                 Err(error) => {
                     assert_eq!(error, StoreError::Corrupt);
                     assert!(matches!(pool.put(&page, None), Ok(Put::Stored(new)) if new != handle));
@@ -115,7 +115,7 @@ fn flipped_bytes_are_noticed_and_never_shared() {
                     pool.free(twin);
                 }
                 // LZ4 can say the same in two ways.
-                Ok(()) => assert!(got == page),
+                Ok(_) => assert!(got == page),
             }
             pool.arena.bytes_mut(slot.place, slot.len)[at] ^= 1 << (at % 8);
         }

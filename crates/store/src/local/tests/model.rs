@@ -88,6 +88,7 @@ impl Model {
                 handle
             }
             (Put::Unchanged(_), None) => panic!("unchanged from nothing"),
+            (Put::Pending(_), _) => panic!("this pool answers at once"),
         };
         self.table[entry] = Some((handle, number));
     }

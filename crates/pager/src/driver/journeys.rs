@@ -1,0 +1,278 @@
+//! Pages that the store has not brought yet, and pages that it has not said to keep yet.
+//!
+//! Meanwhile targets go on: they remove pages, move them, fork, end. So nothing is installed but what the table still
+//! says is coming, under the very handle that was asked for, at the address where it is by then.
+
+use std::collections::HashMap;
+
+use spillway_core::page::HandleBits;
+use spillway_core::pager::{Outcome, Plan, Served};
+use spillway_core::streams::BLOCK_PAGES_MAX;
+use spillway_core::{Address, PageIndex, Span, TargetId};
+use spillway_store::{Completion, Got, Store, StoreError, Urgency};
+
+use super::Driver;
+use super::hands::{index, pages, to_bits, to_handle};
+use crate::sys::clock::now_ns;
+use crate::target::Waiting;
+
+/// Fetches under way at once, each of a block at most. More faults than that wait for the first to end.
+const JOURNEYS: usize = 64;
+/// Writes under way that the pager expects: as many as it has buffers, and as many again that came back meanwhile.
+const WRITES: usize = 2048;
+const BLOCK: usize = 16;
+const _: () = assert!(BLOCK as u64 == BLOCK_PAGES_MAX);
+
+/// A block on its way from the store.
+#[derive(Clone, Copy)]
+struct Journey {
+    target: TargetId,
+    /// The fault that asked for it; none when it was fetched ahead.
+    fault: Option<Waiting>,
+    address: Address,
+    page: PageIndex,
+    pages: usize,
+    handles: [Option<HandleBits>; BLOCK],
+    /// Bit by bit: still to come, and never to come.
+    coming: u32,
+    lost: u32,
+}
+
+impl Journey {
+    fn span(&self) -> Span {
+        Span::of_pages(self.address, self.pages as u64)
+    }
+}
+
+/// All that is under way between the pager and a store that answers later.
+pub(super) struct Journeys {
+    under_way: [Option<Journey>; JOURNEYS],
+    count: usize,
+    blocks: Box<[spillway_core::Page]>,
+    writes: HashMap<HandleBits, PageIndex>,
+}
+
+impl Journeys {
+    /// None yet; for a store that answers at once there never are any.
+    pub(super) fn new(store: &dyn Store) -> Self {
+        let (blocks, writes) = match store.descriptor() {
+            Some(_) => (JOURNEYS * BLOCK, WRITES),
+            None => (0, 0),
+        };
+        Self { under_way: [None; JOURNEYS], count: 0, blocks: pages(blocks), writes: HashMap::with_capacity(writes) }
+    }
+
+    /// Whether the store answers later at all.
+    pub(super) fn are_possible(&self) -> bool {
+        !self.blocks.is_empty()
+    }
+
+    /// Whether another can begin.
+    pub(super) fn have_room(&self) -> bool {
+        self.count < JOURNEYS
+    }
+
+    /// Whether pages are on their way into targets.
+    pub(super) fn are_under_way(&self) -> bool {
+        self.count > 0
+    }
+
+    /// Writes that the store has not said to keep.
+    pub(super) fn writes(&self) -> usize {
+        self.writes.len()
+    }
+
+    /// The store took over what is in `page`'s buffer.
+    pub(super) fn write_begins(&mut self, page: PageIndex, handle: HandleBits, previous: Option<HandleBits>) {
+        previous.map(|previous| self.writes.remove(&previous));
+        self.writes.insert(handle, page);
+    }
+
+    /// A handle is about to be freed: what is under way for it ends without a word.
+    pub(super) fn forget(&mut self, handle: HandleBits) {
+        self.writes.remove(&handle);
+        for journey in self.under_way.iter_mut().flatten() {
+            for (i, theirs) in journey.handles[..journey.pages].iter_mut().enumerate() {
+                if *theirs == Some(handle) {
+                    *theirs = None;
+                    journey.coming &= !(1 << i);
+                }
+            }
+        }
+    }
+
+    fn arrived(&mut self, handle: HandleBits, page: Result<&spillway_core::Page, StoreError>) {
+        for (at, journey) in self.under_way.iter_mut().enumerate() {
+            let Some(journey) = journey else { continue };
+            for i in 0..journey.pages {
+                if journey.handles[i] != Some(handle) || journey.coming & 1 << i == 0 {
+                    continue;
+                }
+                journey.coming &= !(1 << i);
+                match page {
+                    Ok(page) => self.blocks[at * BLOCK + i] = *page,
+                    Err(_) => journey.lost |= 1 << i,
+                }
+            }
+        }
+    }
+}
+
+impl Driver {
+    /// Begins what `plan`, a fetch, asks for. Returns the plan and its outcome if that is known at once.
+    pub(super) fn fetch(
+        &mut self,
+        at: usize,
+        plan: Plan,
+        fault: Option<Waiting>,
+        urgency: Urgency,
+    ) -> Option<(Plan, Outcome)> {
+        let Plan::Fetch { address, page, pages } = plan else { unreachable!("only fetches are fetched") };
+        let target = self.targets[at].as_ref()?;
+        if !self.journeys.are_possible() {
+            return Some(self.hands.perform(plan, true, target, &mut self.core));
+        }
+        let Some(free) = self.journeys.under_way.iter().position(Option::is_none) else {
+            (0..pages).for_each(|i| self.core.put_back(page.plus(i)));
+            return None;
+        };
+        let mut journey = Journey {
+            target: target.id,
+            fault,
+            address,
+            page,
+            pages: index(pages),
+            handles: [None; BLOCK],
+            coming: 0,
+            lost: 0,
+        };
+        for i in 0..journey.pages {
+            let handle = self.core.handle_of(page.plus(i as u64));
+            journey.handles[i] = handle;
+            let into = &mut self.journeys.blocks[free * BLOCK + i];
+            match handle.map(|handle| self.hands.store.get(to_handle(handle), urgency, into)) {
+                Some(Ok(Got::Here)) => {}
+                Some(Ok(Got::Pending)) => journey.coming |= 1 << i,
+                Some(Err(_)) | None => journey.lost |= 1 << i,
+            }
+        }
+        self.journeys.under_way[free] = Some(journey);
+        self.journeys.count += 1;
+        None
+    }
+
+    /// Hears what the store has to say, and installs what has come.
+    pub(super) fn progress(&mut self) {
+        if !self.journeys.are_possible() {
+            return;
+        }
+        let (core, journeys) = (&mut self.core, &mut self.journeys);
+        self.hands.store.progress(&mut |completion| match completion {
+            Completion::Got { handle, page } => journeys.arrived(to_bits(handle), page),
+            Completion::Put { handle, result } => {
+                let Some(page) = journeys.writes.remove(&to_bits(handle)) else { return };
+                match result {
+                    Ok(()) => core.stored(page, to_bits(handle)),
+                    Err(_) => core.refused(page, to_bits(handle)),
+                }
+            }
+        });
+        self.arrive();
+    }
+
+    /// Installs the blocks that are complete, in targets that may be served now.
+    pub(super) fn arrive(&mut self) {
+        for at in 0..JOURNEYS {
+            if self.journeys.count == 0 {
+                return;
+            }
+            let Some(journey) = self.journeys.under_way[at] else { continue };
+            let slot = journey.target.0 as usize;
+            let gone = self.targets.get(slot).is_none_or(Option::is_none);
+            let may = self.targets.get(slot).and_then(Option::as_ref).is_some_and(|target| target.may_serve());
+            if journey.coming == 0 && (gone || may) {
+                self.journeys.under_way[at] = None;
+                self.journeys.count -= 1;
+                if may {
+                    self.end_journey(at, &journey);
+                }
+            }
+        }
+    }
+
+    fn end_journey(&mut self, at: usize, journey: &Journey) {
+        let mut whole = true;
+        let mut served = false;
+        let mut i = 0;
+        while i < journey.pages {
+            let run = self.run_of(journey, i);
+            match run {
+                Some((address, pages)) => {
+                    let faults = journey.fault.is_some_and(|fault| {
+                        fault.address.0 >= address.0 && fault.address.0 < address.plus_pages(pages as u64).0
+                    });
+                    let done = self.install(at, journey, i, address, pages, faults);
+                    served |= faults && done;
+                    whole &= done;
+                    i += pages;
+                }
+                None => {
+                    let page = journey.page.plus(i as u64);
+                    let still = journey.handles[i].is_some_and(|handle| self.core.is_coming(page, handle));
+                    if still && journey.lost & 1 << i != 0 {
+                        self.core.lost(page);
+                    }
+                    whole = false;
+                    i += 1;
+                }
+            }
+        }
+        if !whole && let Some(target) = &self.targets[journey.target.0 as usize] {
+            // Whoever waits here tries again, and is told what has become of the page.
+            let _ = target.uffd.wake(journey.span());
+        }
+        if served && let Some(fault) = journey.fault {
+            self.shared.histogram.record(now_ns() - fault.since_ns);
+        }
+    }
+
+    /// From the `from`th page of a journey on, those that came, are still wanted, and lie one behind the other: where, and
+    /// how many.
+    fn run_of(&self, journey: &Journey, from: usize) -> Option<(Address, usize)> {
+        let place = |i: usize| {
+            let page = journey.page.plus(i as u64);
+            let wanted = journey.lost & 1 << i == 0
+                && journey.handles[i].is_some_and(|handle| self.core.is_coming(page, handle));
+            let place = self.core.regions().address_of(page).filter(|_| wanted);
+            place.filter(|(target, _)| *target == journey.target).map(|(_, address)| address)
+        };
+        let address = place(from)?;
+        let next = |n: &usize| place(from + n) == Some(address.plus_pages(*n as u64));
+        let pages = 1 + (1..journey.pages - from).take_while(next).count();
+        Some((address, pages))
+    }
+
+    /// Installs a run of pages; true when all of it is in the target now.
+    fn install(
+        &mut self,
+        at: usize,
+        journey: &Journey,
+        from: usize,
+        address: Address,
+        pages: usize,
+        faults: bool,
+    ) -> bool {
+        let Some(target) = &self.targets[journey.target.0 as usize] else { return false };
+        let plan = Plan::Fetch { address, page: journey.page.plus(from as u64), pages: pages as u64 };
+        let clear = index(target.clear_pages(address, pages as u64));
+        let plan = self.core.shorten(plan, clear as u64);
+        let first = at * BLOCK + from;
+        let outcome = target.uffd.copy(address, &self.journeys.blocks[first..first + clear]);
+        if faults {
+            let served = self.core.installed(plan, outcome);
+            return served == Served::Yes && outcome.stop.is_none() && clear == pages;
+        }
+        self.core.installed_ahead(plan, outcome);
+        outcome.stop.is_none() && clear == pages
+    }
+}
