@@ -19,6 +19,7 @@ mod report;
 mod resize;
 mod run;
 mod say;
+mod serve;
 mod service;
 mod sockets;
 mod stops;
@@ -64,6 +65,8 @@ enum Command {
     Resize(resize::Args),
     /// List managed processes and what they hold
     Ps(ps::Args),
+    /// Lend this host's memory to others
+    Serve(serve::Args),
     /// Examine this machine: what is missing, what it costs, what mends it
     Doctor(doctor::Args),
     #[command(name = "__pager", hide = true)]
@@ -86,6 +89,7 @@ fn perform(command: &Command) -> Result<u8, Failure> {
         Command::Detach(args) => detach::detach(args),
         Command::Resize(args) => resize::resize(args),
         Command::Ps(args) => ps::ps(args),
+        Command::Serve(args) => serve::serve(args),
         Command::Doctor(args) => doctor::doctor(args),
         Command::Pager(args) => pager_process::serve(args),
     }

@@ -55,6 +55,9 @@ enum Reply<'a> {
 
 /// The reply at the start of `input`, and its length; `None` while it is not there as a whole.
 fn reply(input: &[u8], bulk_bytes_max: usize) -> Result<Option<(Reply<'_>, usize)>, Malformed> {
+    if input.first().is_some_and(|kind| !b"+-:$".contains(kind)) {
+        return Err(Malformed("a reply's kind"));
+    }
     let Some((text, bytes)) = line(input)? else { return Ok(None) };
     let (kind, text) = text.split_first().ok_or(Malformed("a reply's kind"))?;
     let reply = match kind {

@@ -90,6 +90,14 @@ impl<'a> Request<'a> {
     }
 }
 
+/// Bytes of the frame at the start of `buffer` in all, or of its header while that is not there as a whole.
+///
+/// # Errors
+/// When the header is none of a request.
+pub fn frame_bytes(buffer: &[u8]) -> Result<usize, Malformed> {
+    Ok(REQUEST_HEADER_BYTES + Header::decode(buffer)?.map_or(0, |header| header.body_bytes))
+}
+
 impl<'a> RequestBody<'a> {
     fn decode(header: Header, body: &'a [u8]) -> Result<Self, Malformed> {
         let count = usize::from(header.count);

@@ -61,6 +61,7 @@ pub(crate) fn number<T: std::str::FromStr>(text: &[u8]) -> Option<T> {
 
 /// What a server said, fit for one line on a terminal.
 pub(crate) fn quoted(text: &[u8]) -> String {
-    let text = String::from_utf8_lossy(&text[..text.len().min(100)]);
+    let line = text.split(|byte| *byte == b'\n').next().unwrap_or_default().trim_ascii();
+    let text = String::from_utf8_lossy(&line[..line.len().min(100)]);
     text.escape_debug().to_string()
 }
