@@ -12,6 +12,7 @@ mod lines;
 mod local;
 mod pager_process;
 mod pool;
+mod pool_status;
 mod processes;
 mod progress;
 mod ps;
@@ -65,6 +66,8 @@ enum Command {
     Resize(resize::Args),
     /// List managed processes and what they hold
     Ps(ps::Args),
+    /// Look at a pool's servers
+    Pool(pool_status::Args),
     /// Lend this host's memory to others
     Serve(serve::Args),
     /// Examine this machine: what is missing, what it costs, what mends it
@@ -89,6 +92,7 @@ fn perform(command: &Command) -> Result<u8, Failure> {
         Command::Detach(args) => detach::detach(args),
         Command::Resize(args) => resize::resize(args),
         Command::Ps(args) => ps::ps(args),
+        Command::Pool(args) => pool_status::pool(args),
         Command::Serve(args) => serve::serve(args),
         Command::Doctor(args) => doctor::doctor(args),
         Command::Pager(args) => pager_process::serve(args),

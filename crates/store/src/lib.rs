@@ -12,6 +12,7 @@ pub mod emulated;
 pub mod file;
 mod hash;
 mod index;
+pub mod layer;
 pub mod local;
 mod lz4;
 mod memcached;

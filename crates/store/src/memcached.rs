@@ -107,6 +107,7 @@ impl Facts {
 impl Protocol for Memcached {
     const ANSWER_BYTES_MAX: usize = PAGE_BYTES + 4096;
     const OVERHEAD_BYTES: usize = 64;
+    const FORGETS: bool = false;
 
     fn greet(&mut self, out: &mut Vec<u8>) {
         self.asked.clear();

@@ -4,6 +4,7 @@ mod error;
 mod hosts;
 mod open;
 mod parameters;
+mod status;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,12 +12,14 @@ use std::time::Duration;
 use spillway_core::size::parse_bytes;
 
 use crate::file;
+use crate::layer;
 use crate::local::{Compression, Config, SIZE_MIN_BYTES};
 use crate::remote::Settings;
 pub use error::{OpenError, OpenErrorKind, UrlError};
 pub use hosts::Host;
 pub use open::{Opened, open};
 use parameters::Parameters;
+pub use status::{ServerReport, status};
 
 /// A pool, as named by a URL such as `local:?compress=lz4&size=8G`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,6 +53,8 @@ pub struct Cache {
     pub compression: Compression,
     /// Deadlines.
     pub settings: Settings,
+    /// What is done to it on purpose.
+    pub layer: layer::Config,
 }
 
 /// Our own servers.
@@ -61,6 +66,8 @@ pub struct Tcp {
     pub token_file: Option<PathBuf>,
     /// Deadlines.
     pub settings: Settings,
+    /// What is done to it on purpose.
+    pub layer: layer::Config,
 }
 
 /// A file.
@@ -70,6 +77,8 @@ pub struct File {
     pub path: PathBuf,
     /// Bytes of pages.
     pub size_bytes: u64,
+    /// What is done to it on purpose.
+    pub layer: layer::Config,
 }
 
 /// Memory that takes its time.
@@ -116,7 +125,7 @@ fn parse_local(place: &str, query: &str) -> Result<Url, UrlError> {
 }
 
 fn parse_cache(scheme: &'static str, port: u16, place: &str, query: &str) -> Result<Cache, UrlError> {
-    let parameters = Parameters::new(scheme, &["compress", "deadline", "lossy", "prefix"], query)?;
+    let parameters = Parameters::new(scheme, &["compress", "deadline", "delay", "fault", "lossy", "prefix"], query)?;
     let place = place.strip_prefix("//").ok_or(UrlError::NoHost { scheme })?;
     let (password, hosts) = match place.rsplit_once('@') {
         Some((user, hosts)) if scheme == "redis" => {
@@ -131,25 +140,26 @@ fn parse_cache(scheme: &'static str, port: u16, place: &str, query: &str) -> Res
         lossy: parameters.switch("lossy")?.unwrap_or(false),
         compression: parameters.compression()?.unwrap_or(Compression::None),
         settings: settings(&parameters)?,
+        layer: parameters.layer()?,
     })
 }
 
 fn parse_tcp(place: &str, query: &str) -> Result<Url, UrlError> {
-    let parameters = Parameters::new("tcp", &["deadline", "token-file"], query)?;
+    let parameters = Parameters::new("tcp", &["deadline", "delay", "fault", "token-file"], query)?;
     let place = place.strip_prefix("//").ok_or(UrlError::NoHost { scheme: "tcp" })?;
     let hosts = hosts::parse("tcp", place, 7070)?;
     let token_file = parameters.get("token-file").map(PathBuf::from);
-    Ok(Url::Tcp(Tcp { hosts, token_file, settings: settings(&parameters)? }))
+    Ok(Url::Tcp(Tcp { hosts, token_file, settings: settings(&parameters)?, layer: parameters.layer()? }))
 }
 
 fn parse_file(place: &str, query: &str) -> Result<Url, UrlError> {
-    let parameters = Parameters::new("file", &["size"], query)?;
+    let parameters = Parameters::new("file", &["delay", "fault", "size"], query)?;
     let path = place.strip_prefix("//").unwrap_or(place);
     if !path.starts_with('/') || path.contains('\0') {
         return Err(UrlError::NoPath(path.into()));
     }
     let size_bytes = size(&parameters, file::SIZE_MIN_BYTES)?.ok_or(UrlError::NoSize)?;
-    Ok(Url::File(File { path: path.into(), size_bytes }))
+    Ok(Url::File(File { path: path.into(), size_bytes, layer: parameters.layer()? }))
 }
 
 fn parse_emulated(place: &str, query: &str) -> Result<Url, UrlError> {

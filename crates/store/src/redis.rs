@@ -79,7 +79,8 @@ fn reply(input: &[u8], bulk_bytes_max: usize) -> Result<Option<(Reply<'_>, usize
     Ok(Some((reply, bytes)))
 }
 
-fn command(out: &mut Vec<u8>, words: &[&[u8]]) {
+/// Appends a command.
+pub(crate) fn command(out: &mut Vec<u8>, words: &[&[u8]]) {
     write!(out, "*{}\r\n", words.len()).expect("memory takes it");
     for word in words {
         write!(out, "${}\r\n", word.len()).expect("memory takes it");
@@ -125,6 +126,7 @@ impl Redis {
 impl Protocol for Redis {
     const ANSWER_BYTES_MAX: usize = REPORT_BYTES_MAX + 4096;
     const OVERHEAD_BYTES: usize = 64;
+    const FORGETS: bool = false;
 
     fn greet(&mut self, out: &mut Vec<u8>) {
         self.asked.clear();

@@ -95,6 +95,7 @@ fn key(name: Name) -> Key {
 impl Protocol for Tcp {
     const ANSWER_BYTES_MAX: usize = FRAME_BYTES_MAX;
     const OVERHEAD_BYTES: usize = 64;
+    const FORGETS: bool = true;
 
     fn greet(&mut self, _out: &mut Vec<u8>) {
         self.exchanged = None;

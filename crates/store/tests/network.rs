@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use common::proxy::Proxy;
@@ -216,4 +218,27 @@ fn damaged_pages_are_never_taken() {
     let right = right_or_lost(&mut client, &pages);
     assert!(right < pages.len(), "nothing was damaged");
     assert!(right > 100, "{right}");
+}
+
+#[test]
+fn a_pager_that_ends_leaves_nothing_in_a_cache() {
+    let Some(redis) = Server::redis(&[]) else { return };
+    let mut client = client(&format!("redis://127.0.0.1:{}", redis.port));
+    let pages = put_all(&mut client, 0..2000);
+    client.store().share(pages[0].1);
+    drop(client);
+    let mut socket = TcpStream::connect(("127.0.0.1", redis.port)).unwrap();
+    socket.write_all(b"DBSIZE\r\n").unwrap();
+    let mut answer = [0; 4];
+    socket.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b":0\r\n");
+}
+
+#[test]
+fn faults_are_made_as_often_as_was_asked() {
+    let Some(redis) = Server::redis(&[]) else { return };
+    let mut client = client(&format!("redis://127.0.0.1:{}?fault=lose:4,corrupt:4", redis.port));
+    let pages = put_all(&mut client, 0..400);
+    let right = right_or_lost(&mut client, &pages);
+    assert!((180..270).contains(&right), "{right} of 400");
 }

@@ -104,13 +104,11 @@ impl fmt::Display for UrlError {
     }
 }
 
+/// Of two or more.
 fn list(words: &[&str]) -> String {
     let words: Vec<String> = words.iter().map(|word| format!("`{word}`")).collect();
-    match words.split_last() {
-        Some((last, [])) => format!("only {last}"),
-        Some((last, others)) => format!("{} and {last}", others.join(", ")),
-        None => "none".into(),
-    }
+    let (last, others) = words.split_last().expect("every scheme has parameters");
+    format!("{} and {last}", others.join(", "))
 }
 
 impl std::error::Error for UrlError {

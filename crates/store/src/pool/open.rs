@@ -5,6 +5,7 @@ use std::path::Path;
 use super::{Cache, Host, OpenError, OpenErrorKind, Tcp, Url};
 use crate::emulated::Emulated;
 use crate::file::File;
+use crate::layer::{self, Layer};
 use crate::memcached::Memcached;
 use crate::redis::Redis;
 use crate::remote::names::Names;
@@ -30,6 +31,13 @@ impl Opened {
     fn new(store: impl Store + 'static) -> Self {
         Self { store: Box::new(store), refill: None, note: None }
     }
+
+    fn with(self, config: layer::Config) -> Result<Self, OpenError> {
+        if config == layer::Config::default() {
+            return Ok(self);
+        }
+        Ok(Self { store: Box::new(Layer::new(self.store, config)?), ..self })
+    }
 }
 
 /// Opens the pool that a URL names. Looks names up and waits for servers, some seconds at most.
@@ -44,20 +52,21 @@ pub fn open(url: &str) -> Result<Opened, OpenError> {
         }
         Url::Memcached(cache) => {
             let names = names(&cache);
-            connect(&cache.hosts, cache.settings, || Memcached::new(names.clone(), cache.compression, cache.lossy))
+            let memcached = || Memcached::new(names.clone(), cache.compression, cache.lossy);
+            connect(&cache.hosts, cache.settings, memcached)?.with(cache.layer)
         }
         Url::Redis(cache) => {
             let names = names(&cache);
             let redis = || Redis::new(names.clone(), cache.password.clone(), cache.compression, cache.lossy);
-            connect(&cache.hosts, cache.settings, redis)
+            connect(&cache.hosts, cache.settings, redis)?.with(cache.layer)
         }
-        Url::Tcp(Tcp { hosts, token_file, settings }) => {
+        Url::Tcp(Tcp { hosts, token_file, settings, layer }) => {
             let token = token_file.as_deref().map(read_token).transpose()?.unwrap_or_default();
-            connect(&hosts, settings, || tcp::Tcp::new(token.clone()))
+            connect(&hosts, settings, || tcp::Tcp::new(token.clone()))?.with(layer)
         }
-        Url::File(super::File { path, size_bytes }) => {
+        Url::File(super::File { path, size_bytes, layer }) => {
             let (file, note) = File::open(&path, size_bytes)?;
-            Ok(Opened { store: Box::new(file), refill: None, note })
+            Opened { note, ..Opened::new(file) }.with(layer)
         }
         Url::Emulated(config) => {
             let (store, refill) = Emulated::new(config)?;
@@ -84,13 +93,14 @@ fn names(cache: &Cache) -> Names {
     Names::new(format!("{prefix}-{:016x}", u64::from_le_bytes(random)))
 }
 
-fn read_token(path: &Path) -> Result<Vec<u8>, OpenError> {
+pub(super) fn read_token(path: &Path) -> Result<Vec<u8>, OpenError> {
     let fail = |text: String| OpenError { server: path.display().to_string(), kind: OpenErrorKind::Denied, text };
     let length = std::fs::metadata(path).map_err(|error| fail(format!("the token cannot be read: {error}")))?.len();
     if length > TOKEN_BYTES_MAX {
         return Err(fail("this is no token: it is longer than 4096 bytes".into()));
     }
     let token = std::fs::read(path).map_err(|error| fail(format!("the token cannot be read: {error}")))?;
+    // As `spillway serve` reads it.
     let token = token.trim_ascii().to_vec();
     if token.is_empty() { Err(fail("the token's file is empty: copy the server's".into())) } else { Ok(token) }
 }

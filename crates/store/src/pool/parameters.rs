@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::UrlError;
+use crate::layer;
 use crate::local::Compression;
 use crate::remote::names::GIVEN_BYTES_MAX;
 
@@ -62,6 +63,14 @@ impl<'a> Parameters<'a> {
         self.read(name, "a time such as `4us`, `250ms` or `10s`, up to an hour", duration)
     }
 
+    /// What is to be done to the store.
+    pub(super) fn layer(&self) -> Result<layer::Config, UrlError> {
+        let delay = self.duration("delay")?.unwrap_or_default();
+        let expected = "faults such as `lose:1000,corrupt:1000,decline:10,stall:100:50ms`, each one in so many";
+        let faults = self.read("fault", expected, faults)?.unwrap_or_default();
+        Ok(layer::Config { delay, ..faults })
+    }
+
     pub(super) fn prefix(&self) -> Result<Option<String>, UrlError> {
         let expected = "1 to 200 letters, digits and `-_.:`";
         self.read("prefix", expected, |value| {
@@ -70,6 +79,23 @@ impl<'a> Parameters<'a> {
             (fits && plain).then(|| value.to_owned())
         })
     }
+}
+
+fn faults(text: &str) -> Option<layer::Config> {
+    let mut config = layer::Config::default();
+    for fault in text.split(',') {
+        let (name, rest) = fault.split_once(':')?;
+        let (one_in, time) = rest.split_once(':').map_or((rest, None), |(one_in, time)| (one_in, Some(time)));
+        let one_in = Some(one_in.parse().ok()?).filter(|one_in| *one_in > 0)?;
+        match (name, time) {
+            ("decline", None) => config.decline_one_in = one_in,
+            ("lose", None) => config.lose_one_in = one_in,
+            ("corrupt", None) => config.corrupt_one_in = one_in,
+            ("stall", Some(time)) => (config.stall_one_in, config.stall) = (one_in, duration(time)?),
+            _ => return None,
+        }
+    }
+    Some(config)
 }
 
 fn duration(text: &str) -> Option<Duration> {

@@ -45,8 +45,17 @@ fn servers_are_read() {
 
 #[test]
 fn files_and_emulations_are_read() {
-    let file = File { path: "/nvme/pool".into(), size_bytes: 8 << 30 };
+    let file = File { path: "/nvme/pool".into(), size_bytes: 8 << 30, layer: layer::Config::default() };
     assert_eq!(Url::parse("file:///nvme/pool?size=8G"), Ok(Url::File(file)));
+    let layer = layer::Config {
+        delay: Duration::from_millis(1),
+        lose_one_in: 1000,
+        stall_one_in: 10,
+        stall: Duration::from_millis(50),
+        ..layer::Config::default()
+    };
+    let Ok(Url::Tcp(tcp)) = Url::parse("tcp://h?delay=1ms&fault=lose:1000,stall:10:50ms") else { panic!("it is one") };
+    assert_eq!(tcp.layer, layer);
     let emulated = Emulated { delay: Duration::from_micros(4), serialize: true, size_bytes: None };
     assert_eq!(Url::parse("emulated:?delay=4us&serialize=1"), Ok(Url::Emulated(emulated)));
 }
@@ -59,7 +68,12 @@ fn mistakes_are_named_in_a_line_with_their_remedy() {
         ("udp://a:7070", &*format!("pool scheme `udp:` is unknown: {schemes}")),
         ("local:x?size=1G", "`local:` takes no path, but `x` follows it: parameters start with `?`"),
         ("local:?a=1", "`local:` has no parameter `a`: it has `compress`, `dedupe` and `size`"),
-        ("file:///x?a=1", "`file:` has no parameter `a`: it has only `size`"),
+        ("file:///x?a=1", "`file:` has no parameter `a`: it has `delay`, `fault` and `size`"),
+        (
+            "tcp://h?fault=lose:0",
+            "pool parameter `fault` cannot be `lose:0`: give faults such as \
+             `lose:1000,corrupt:1000,decline:10,stall:100:50ms`, each one in so many",
+        ),
         ("local:?size=1G&size=2G", "pool parameter `size` is given twice: keep one"),
         ("local:?compress=zstd", "pool parameter `compress` cannot be `zstd`: give `lz4` or `none`"),
         ("local:?dedupe", "pool parameter `dedupe` cannot be ``: give `0` or `1`"),

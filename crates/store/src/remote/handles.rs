@@ -170,6 +170,13 @@ impl Handles {
         slot
     }
 
+    /// Those that someone refers to.
+    pub(crate) fn held(&self) -> impl Iterator<Item = Handle> + '_ {
+        let slots = self.segments.iter().flat_map(|segment| segment.iter());
+        let held = (1..).zip(slots).filter(|(_, slot)| slot.references > 0);
+        held.filter_map(|(bits, _)| Handle::from_bits(bits))
+    }
+
     /// Puts a slot at a list's head.
     pub(crate) fn push(&mut self, list: &mut List, handle: Handle) {
         self.slot_mut(handle).checksum = u64::from(list.first);

@@ -41,6 +41,9 @@ const TICK_TROUBLED: Duration = Duration::from_millis(20);
 /// How long a server may be silent while something is asked of it, unless the deadline is shorter.
 const PATIENCE_MAX: Duration = Duration::from_secs(3);
 
+/// How long leaving takes at most: a million pages, at 500,000 a second.
+const PARTING: Duration = Duration::from_secs(2);
+
 /// What all remote pools may be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -55,7 +58,7 @@ impl Default for Settings {
 }
 
 /// A pool of servers that all speak `P`.
-pub(crate) struct Remote<P> {
+pub(crate) struct Remote<P: Protocol> {
     settings: Settings,
     hash: PageHash,
     handles: Handles,
@@ -399,6 +402,28 @@ impl<P: Protocol> Remote<P> {
         let calm = self.servers.iter().all(Server::is_ready);
         self.set_tick(if calm { TICK_CALM } else { TICK_TROUBLED });
         self.next_tick = now + self.tick / 2;
+    }
+}
+
+impl<P: Protocol> Drop for Remote<P> {
+    /// Caches keep what they were given for ever, so it is freed as far as a moment allows.
+    fn drop(&mut self) {
+        if P::FORGETS {
+            return;
+        }
+        let until = Instant::now() + PARTING;
+        let mut left: Vec<Handle> = self.handles.held().collect();
+        while Instant::now() < until && self.servers.iter().any(Server::is_ready) {
+            while let Some(handle) = left.pop() {
+                self.handles.release_all(handle);
+                self.abandon(handle);
+            }
+            if self.servers.iter().all(|server| server.leaving.is_empty() && server.requests.len() == 0) {
+                break;
+            }
+            self.progress(&mut |_| {});
+            wait(self.poller.as_fd(), TICK_TROUBLED);
+        }
     }
 }
 

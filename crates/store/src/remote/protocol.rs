@@ -134,6 +134,8 @@ pub(crate) trait Protocol: Send + 'static {
     const ANSWER_BYTES_MAX: usize;
     /// What an answer to a get has beside its page.
     const OVERHEAD_BYTES: usize;
+    /// Whether servers forget by themselves what a pager that ended has left there.
+    const FORGETS: bool;
 
     /// A new connection: forgets the old one, and says what is to be said first.
     fn greet(&mut self, out: &mut Vec<u8>);
