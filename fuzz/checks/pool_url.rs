@@ -1,7 +1,14 @@
 //! Whatever is typed after `--pool` names a pool or gives one clear line.
 
 use spillway_store::local::SIZE_MIN_BYTES;
-use spillway_store::pool::Url;
+use spillway_store::pool::{Host, Url};
+
+fn check_hosts(hosts: &[Host]) {
+    assert!((1..=255).contains(&hosts.len()));
+    for host in hosts {
+        assert!(host.port != 0 && !host.name.is_empty() && !host.name.contains(char::is_whitespace));
+    }
+}
 
 /// Holds one input to it.
 pub fn check(text: &str) {
@@ -10,6 +17,14 @@ pub fn check(text: &str) {
             assert!(text.starts_with("local:"));
             assert!(config.size_bytes.is_none_or(|bytes| bytes >= SIZE_MIN_BYTES));
         }
+        Ok(Url::Memcached(cache)) | Ok(Url::Redis(cache)) => {
+            check_hosts(&cache.hosts);
+            assert!(cache.prefix.is_none_or(|prefix| (1..=200).contains(&prefix.len())));
+            assert!(cache.settings.deadline.as_millis() >= 100);
+        }
+        Ok(Url::Tcp(tcp)) => check_hosts(&tcp.hosts),
+        Ok(Url::File(file)) => assert!(file.path.is_absolute() && file.size_bytes >= 1 << 20),
+        Ok(Url::Emulated(emulated)) => assert!(emulated.delay.as_secs() <= 3600),
         Err(error) => {
             let line = error.to_string();
             assert!(!line.is_empty() && !line.contains(char::is_control), "{line:?}");

@@ -12,6 +12,7 @@ mod lines;
 mod local;
 mod pager_process;
 mod pool;
+mod pool_status;
 mod processes;
 mod progress;
 mod ps;
@@ -19,6 +20,7 @@ mod report;
 mod resize;
 mod run;
 mod say;
+mod serve;
 mod service;
 mod sockets;
 mod stops;
@@ -64,6 +66,10 @@ enum Command {
     Resize(resize::Args),
     /// List managed processes and what they hold
     Ps(ps::Args),
+    /// Look at a pool's servers
+    Pool(pool_status::Args),
+    /// Lend this host's memory to others
+    Serve(serve::Args),
     /// Examine this machine: what is missing, what it costs, what mends it
     Doctor(doctor::Args),
     #[command(name = "__pager", hide = true)]
@@ -86,6 +92,8 @@ fn perform(command: &Command) -> Result<u8, Failure> {
         Command::Detach(args) => detach::detach(args),
         Command::Resize(args) => resize::resize(args),
         Command::Ps(args) => ps::ps(args),
+        Command::Pool(args) => pool_status::pool(args),
+        Command::Serve(args) => serve::serve(args),
         Command::Doctor(args) => doctor::doctor(args),
         Command::Pager(args) => pager_process::serve(args),
     }

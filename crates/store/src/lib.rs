@@ -1,19 +1,29 @@
 //! Where evicted pages live.
 //!
-//! A [`Store`] keeps pages under handles of its own choosing; the page table remembers the handle. The store there is
-//! today is [`Local`], the embedded pool; [`pool::Url`] says how users name one.
-#![forbid(unsafe_code)]
+//! A [`Store`] keeps pages under handles of its own choosing; the page table remembers the handle. [`Local`] is the
+//! embedded pool, [`remote`] the pools on other hosts, [`file`] a disk; [`pool::Url`] says how users name one.
+#![deny(unsafe_code)]
 
 mod arena;
+pub mod blocking;
 mod classes;
 mod codec;
+pub mod emulated;
+pub mod file;
 mod hash;
 mod index;
+pub mod layer;
 pub mod local;
 mod lz4;
+mod memcached;
 pub mod pool;
+mod redis;
+pub mod rehearsal;
+pub mod remote;
 mod segment;
 mod slots;
+mod sys;
+mod tcp;
 
 use std::fmt;
 use std::num::NonZeroU32;

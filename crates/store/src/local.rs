@@ -94,6 +94,11 @@ impl Local {
         }
     }
 
+    /// Whether there is one reference to this page only.
+    pub(crate) fn is_sole(&self, handle: Handle) -> bool {
+        self.slots.get(handle).is_sole()
+    }
+
     fn index_bytes(&self) -> u64 {
         self.slots.memory_bytes() + self.index.as_ref().map_or(0, Index::memory_bytes)
     }

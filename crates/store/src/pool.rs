@@ -1,188 +1,194 @@
-//! Pool URLs: how users name a store.
+//! Pool URLs: how users name a store; and opening one.
 
-use std::fmt;
+mod error;
+mod hosts;
+mod open;
+mod parameters;
+mod status;
 
-use spillway_core::size::{SizeError, parse_bytes};
+use std::path::PathBuf;
+use std::time::Duration;
 
+use spillway_core::size::parse_bytes;
+
+use crate::file;
+use crate::layer;
 use crate::local::{Compression, Config, SIZE_MIN_BYTES};
+use crate::remote::Settings;
+pub use error::{OpenError, OpenErrorKind, UrlError};
+pub use hosts::Host;
+pub use open::{Opened, open};
+use parameters::Parameters;
+pub use status::{ServerReport, status};
 
 /// A pool, as named by a URL such as `local:?compress=lz4&size=8G`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Url {
     /// `local:`, the embedded pool.
     Local(Config),
+    /// `memcached://host[:port],...`
+    Memcached(Cache),
+    /// `redis://[:password@]host[:port],...`
+    Redis(Cache),
+    /// `tcp://host[:port],...`: our own servers.
+    Tcp(Tcp),
+    /// `file:///path?size=8G`
+    File(File),
+    /// `emulated:?delay=4us`
+    Emulated(Emulated),
 }
 
-/// Why a text names no pool.
+/// Caches of others, used as a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum UrlError {
-    /// There is no colon.
-    NoScheme(String),
-    /// The scheme is none of those known.
-    UnknownScheme(String),
-    /// There is something between the scheme and the parameters.
-    UnexpectedPath(String),
-    /// The pool has no such parameter.
-    UnknownParameter(String),
-    /// A parameter is given twice.
-    RepeatedParameter(&'static str),
-    /// A parameter's value is not among those it takes.
-    BadValue {
-        /// The parameter.
-        parameter: &'static str,
-        /// What was given.
-        value: String,
-        /// What may be given.
-        expected: &'static str,
-    },
-    /// A size is none.
-    BadSize(SizeError),
-    /// A size is too small.
-    SizeTooSmall(u64),
+pub struct Cache {
+    /// One or more.
+    pub hosts: Vec<Host>,
+    /// Of all of them; Redis only.
+    pub password: Option<String>,
+    /// What names of pages start with, before something random.
+    pub prefix: Option<String>,
+    /// Whether servers that may evict are accepted.
+    pub lossy: bool,
+    /// How pages are sent and kept.
+    pub compression: Compression,
+    /// Deadlines.
+    pub settings: Settings,
+    /// What is done to it on purpose.
+    pub layer: layer::Config,
 }
 
-impl fmt::Display for UrlError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoScheme(text) => {
-                write!(f, "pool `{}` has no scheme: the known one is `local:`", text.escape_debug())
-            }
-            Self::UnknownScheme(scheme) => {
-                write!(f, "pool scheme `{}:` is unknown: the known one is `local:`", scheme.escape_debug())
-            }
-            Self::UnexpectedPath(path) => {
-                write!(f, "`local:` takes no path, but `{}` follows it: parameters start with `?`", path.escape_debug())
-            }
-            Self::UnknownParameter(name) => {
-                write!(f, "`local:` has no parameter `{}`: it has `compress`, `dedupe` and `size`", name.escape_debug())
-            }
-            Self::RepeatedParameter(name) => write!(f, "pool parameter `{name}` is given twice: keep one"),
-            Self::BadValue { parameter, value, expected } => {
-                write!(f, "pool parameter `{parameter}` cannot be `{}`: give {expected}", value.escape_debug())
-            }
-            Self::BadSize(error) => write!(f, "pool parameter `size`: {error}"),
-            Self::SizeTooSmall(bytes) => {
-                write!(f, "pool parameter `size` is {bytes} bytes: give at least {}M", SIZE_MIN_BYTES >> 20)
-            }
-        }
-    }
+/// Our own servers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tcp {
+    /// One or more.
+    pub hosts: Vec<Host>,
+    /// The file that the servers' token is in.
+    pub token_file: Option<PathBuf>,
+    /// Deadlines.
+    pub settings: Settings,
+    /// What is done to it on purpose.
+    pub layer: layer::Config,
 }
 
-impl std::error::Error for UrlError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::BadSize(error) => Some(error),
-            _ => None,
-        }
-    }
+/// A file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct File {
+    /// An absolute path.
+    pub path: PathBuf,
+    /// Bytes of pages.
+    pub size_bytes: u64,
+    /// What is done to it on purpose.
+    pub layer: layer::Config,
+}
+
+/// Memory that takes its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Emulated {
+    /// Of each transfer.
+    pub delay: Duration,
+    /// Whether one transfer waits for the other.
+    pub serialize: bool,
+    /// Bytes of pages.
+    pub size_bytes: Option<u64>,
 }
 
 impl Url {
-    /// Reads `local:?compress=lz4|none&dedupe=0|1&size=SIZE`; every parameter is optional.
+    /// Reads a URL; docs/NETWORK.md has the parameters. Nothing is opened.
     pub fn parse(text: &str) -> Result<Self, UrlError> {
         let (scheme, rest) = text.split_once(':').ok_or_else(|| UrlError::NoScheme(text.into()))?;
-        if scheme != "local" {
-            return Err(UrlError::UnknownScheme(scheme.into()));
+        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+        match scheme {
+            "local" => parse_local(place, query),
+            "memcached" => parse_cache("memcached", 11211, place, query).map(Self::Memcached),
+            "redis" => parse_cache("redis", 6379, place, query).map(Self::Redis),
+            "tcp" => parse_tcp(place, query),
+            "file" => parse_file(place, query),
+            "emulated" => parse_emulated(place, query),
+            _ => Err(UrlError::UnknownScheme(scheme.into())),
         }
-        let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
-        if !path.is_empty() {
-            return Err(UrlError::UnexpectedPath(path.into()));
-        }
-        parse_local(query).map(Self::Local)
     }
 }
 
-fn parse_local(query: &str) -> Result<Config, UrlError> {
-    let (mut compression, mut dedupe, mut size_bytes) = (None, None, None);
-    for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
-        let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
-        let repeated = match name {
-            "compress" => compression.replace(parse_compression(value)?).map(|_| "compress"),
-            "dedupe" => dedupe.replace(parse_switch("dedupe", value)?).map(|_| "dedupe"),
-            "size" => size_bytes.replace(parse_size(value)?).map(|_| "size"),
-            _ => return Err(UrlError::UnknownParameter(name.into())),
-        };
-        if let Some(name) = repeated {
-            return Err(UrlError::RepeatedParameter(name));
-        }
-    }
+fn no_place(scheme: &'static str, place: &str) -> Result<(), UrlError> {
+    if place.is_empty() { Ok(()) } else { Err(UrlError::UnexpectedPath { scheme, path: place.into() }) }
+}
+
+fn parse_local(place: &str, query: &str) -> Result<Url, UrlError> {
+    no_place("local", place)?;
+    let parameters = Parameters::new("local", &["compress", "dedupe", "size"], query)?;
     let default = Config::default();
-    Ok(Config {
-        compression: compression.unwrap_or(default.compression),
-        dedupe: dedupe.unwrap_or(default.dedupe),
-        size_bytes,
+    Ok(Url::Local(Config {
+        compression: parameters.compression()?.unwrap_or(default.compression),
+        dedupe: parameters.switch("dedupe")?.unwrap_or(default.dedupe),
+        size_bytes: size(&parameters, SIZE_MIN_BYTES)?,
+    }))
+}
+
+fn parse_cache(scheme: &'static str, port: u16, place: &str, query: &str) -> Result<Cache, UrlError> {
+    let parameters = Parameters::new(scheme, &["compress", "deadline", "delay", "fault", "lossy", "prefix"], query)?;
+    let place = place.strip_prefix("//").ok_or(UrlError::NoHost { scheme })?;
+    let (password, hosts) = match place.rsplit_once('@') {
+        Some((user, hosts)) if scheme == "redis" => {
+            (Some(user.strip_prefix(':').ok_or(UrlError::NoPassword)?.to_owned()), hosts)
+        }
+        _ => (None, place),
+    };
+    Ok(Cache {
+        hosts: hosts::parse(scheme, hosts, port)?,
+        password,
+        prefix: parameters.prefix()?,
+        lossy: parameters.switch("lossy")?.unwrap_or(false),
+        compression: parameters.compression()?.unwrap_or(Compression::None),
+        settings: settings(&parameters)?,
+        layer: parameters.layer()?,
     })
 }
 
-fn parse_compression(value: &str) -> Result<Compression, UrlError> {
-    match value {
-        "lz4" => Ok(Compression::Lz4),
-        "none" => Ok(Compression::None),
-        _ => Err(UrlError::BadValue { parameter: "compress", value: value.into(), expected: "`lz4` or `none`" }),
-    }
+fn parse_tcp(place: &str, query: &str) -> Result<Url, UrlError> {
+    let parameters = Parameters::new("tcp", &["deadline", "delay", "fault", "token-file"], query)?;
+    let place = place.strip_prefix("//").ok_or(UrlError::NoHost { scheme: "tcp" })?;
+    let hosts = hosts::parse("tcp", place, 7070)?;
+    let token_file = parameters.get("token-file").map(PathBuf::from);
+    Ok(Url::Tcp(Tcp { hosts, token_file, settings: settings(&parameters)?, layer: parameters.layer()? }))
 }
 
-fn parse_switch(parameter: &'static str, value: &str) -> Result<bool, UrlError> {
-    match value {
-        "0" => Ok(false),
-        "1" => Ok(true),
-        _ => Err(UrlError::BadValue { parameter, value: value.into(), expected: "`0` or `1`" }),
+fn parse_file(place: &str, query: &str) -> Result<Url, UrlError> {
+    let parameters = Parameters::new("file", &["delay", "fault", "size"], query)?;
+    let path = place.strip_prefix("//").unwrap_or(place);
+    if !path.starts_with('/') || path.contains('\0') {
+        return Err(UrlError::NoPath(path.into()));
     }
+    let size_bytes = size(&parameters, file::SIZE_MIN_BYTES)?.ok_or(UrlError::NoSize)?;
+    Ok(Url::File(File { path: path.into(), size_bytes, layer: parameters.layer()? }))
 }
 
-fn parse_size(value: &str) -> Result<u64, UrlError> {
+fn parse_emulated(place: &str, query: &str) -> Result<Url, UrlError> {
+    no_place("emulated", place)?;
+    let parameters = Parameters::new("emulated", &["delay", "serialize", "size"], query)?;
+    Ok(Url::Emulated(Emulated {
+        delay: parameters.duration("delay")?.unwrap_or(Duration::ZERO),
+        serialize: parameters.switch("serialize")?.unwrap_or(false),
+        size_bytes: size(&parameters, SIZE_MIN_BYTES)?,
+    }))
+}
+
+fn size(parameters: &Parameters<'_>, min_bytes: u64) -> Result<Option<u64>, UrlError> {
+    let Some(value) = parameters.get("size") else { return Ok(None) };
     match parse_bytes(value).map_err(UrlError::BadSize)? {
-        bytes if bytes < SIZE_MIN_BYTES => Err(UrlError::SizeTooSmall(bytes)),
-        bytes => Ok(bytes),
+        bytes if bytes < min_bytes => Err(UrlError::SizeTooSmall { bytes, min_bytes }),
+        bytes => Ok(Some(bytes)),
     }
+}
+
+fn settings(parameters: &Parameters<'_>) -> Result<Settings, UrlError> {
+    let default = Settings::default();
+    let deadline = parameters.duration("deadline")?.unwrap_or(default.deadline);
+    if deadline < Duration::from_millis(100) {
+        let value = parameters.get("deadline").unwrap_or_default().into();
+        return Err(UrlError::BadValue { parameter: "deadline", value, expected: "at least `100ms`" });
+    }
+    Ok(Settings { deadline })
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn local(text: &str) -> Config {
-        match Url::parse(text) {
-            Ok(Url::Local(config)) => config,
-            Err(error) => panic!("{text}: {error}"),
-        }
-    }
-
-    #[test]
-    fn pools_are_read() {
-        let default = Config::default();
-        assert_eq!(local("local:"), default);
-        assert_eq!(local("local:?"), default);
-        assert_eq!(local("local:?compress=lz4&dedupe=1"), default);
-        let other = Config { compression: Compression::None, dedupe: false, size_bytes: Some(3 << 29) };
-        assert_eq!(local("local:?compress=none&dedupe=0&size=1.5GiB"), other);
-        assert_eq!(local("local:?size=8M").size_bytes, Some(SIZE_MIN_BYTES));
-    }
-
-    #[test]
-    fn mistakes_are_named_in_a_line_with_their_remedy() {
-        let mistakes = [
-            ("", "pool `` has no scheme: the known one is `local:`"),
-            ("tcp://a:7070", "pool scheme `tcp:` is unknown: the known one is `local:`"),
-            ("local:x?size=1G", "`local:` takes no path, but `x` follows it: parameters start with `?`"),
-            ("local:?a=1", "`local:` has no parameter `a`: it has `compress`, `dedupe` and `size`"),
-            ("local:?size=1G&size=2G", "pool parameter `size` is given twice: keep one"),
-            ("local:?compress=zstd", "pool parameter `compress` cannot be `zstd`: give `lz4` or `none`"),
-            ("local:?dedupe", "pool parameter `dedupe` cannot be ``: give `0` or `1`"),
-            ("local:?size=1M", "pool parameter `size` is 1048576 bytes: give at least 8M"),
-            (
-                "local:?size=50%",
-                "pool parameter `size`: `50%` is a share: a number of bytes is needed here, such as 512M",
-            ),
-        ];
-        for (text, line) in mistakes {
-            assert_eq!(Url::parse(text).unwrap_err().to_string(), line);
-        }
-    }
-
-    #[test]
-    fn what_users_typed_cannot_break_the_line() {
-        let error = Url::parse("lo\ncal:").unwrap_err().to_string();
-        assert_eq!(error, "pool scheme `lo\\ncal:` is unknown: the known one is `local:`");
-    }
-}
+mod tests;

@@ -1,0 +1,116 @@
+//! `spillway pool status`: what a pool's servers say of themselves.
+
+use crate::failure::{FAILED, Failure, REFUSED};
+use crate::say;
+use serde::Serialize;
+use spillway_core::size::Bytes;
+use spillway_store::pool::{self, OpenErrorKind, ServerReport};
+
+/// What `spillway pool` is given.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    /// What each server of a pool has, and how it is
+    Status {
+        /// The pool, as for `run --pool`: tcp://a:7070,b:7070
+        #[arg(value_name = "URL")]
+        url: String,
+        /// As a JSON array, in bytes, pages and microseconds
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// One server as JSON.
+#[derive(Serialize)]
+struct Row<'a> {
+    server: &'a str,
+    error: Option<&'a str>,
+    capacity_bytes: Option<u64>,
+    used_bytes: Option<u64>,
+    pages: Option<u64>,
+    distinct_pages: Option<u64>,
+    stored_bytes: Option<u64>,
+    tenants: Option<u64>,
+    connections: Option<u64>,
+    load_percent: Option<u32>,
+    latency_us: Option<u128>,
+}
+
+impl<'a> Row<'a> {
+    fn new(report: &'a ServerReport) -> Self {
+        Self {
+            server: &report.server,
+            error: report.error.as_deref(),
+            capacity_bytes: report.capacity_bytes,
+            used_bytes: report.used_bytes,
+            pages: report.pages,
+            distinct_pages: report.distinct_pages,
+            stored_bytes: report.stored_bytes,
+            tenants: report.tenants,
+            connections: report.connections,
+            load_percent: load_percent(report),
+            latency_us: report.latency.map(|latency| latency.as_micros()),
+        }
+    }
+}
+
+fn load_percent(report: &ServerReport) -> Option<u32> {
+    report.load.map(|load| u32::from(load) * 100 / 255)
+}
+
+/// Asks the servers. The status is 1 if one does not answer.
+pub(crate) fn pool(args: &Args) -> Result<u8, Failure> {
+    let Command::Status { url, json } = &args.command;
+    let reports = pool::status(url).map_err(|error| {
+        let status = if error.kind == OpenErrorKind::Unreachable { FAILED } else { REFUSED };
+        Failure::new(status, say::clean(&error.to_string()))
+    })?;
+    let text = if *json {
+        let rows: Vec<Row<'_>> = reports.iter().map(Row::new).collect();
+        serde_json::to_string_pretty(&rows).map_err(|error| Failure::new(FAILED, error.to_string()))? + "\n"
+    } else {
+        table(&reports)
+    };
+    say::print(&text);
+    Ok(if reports.iter().any(|report| report.error.is_some()) { FAILED } else { 0 })
+}
+
+fn table(reports: &[ServerReport]) -> String {
+    let width = reports.iter().map(|report| report.server.len()).max().unwrap_or(0).max("SERVER".len());
+    let mut text = format!(
+        "{:width$} {:>9} {:>9} {:>10} {:>6} {:>6} {:>7} {:>5} {:>8}\n",
+        "SERVER", "CAPACITY", "USED", "PAGES", "DEDUP", "COMPR", "TENANTS", "LOAD", "LATENCY"
+    );
+    for report in reports {
+        let server = say::clean(&report.server);
+        if let Some(error) = &report.error {
+            text += &format!("{server:width$} {}\n", say::clean(error));
+            continue;
+        }
+        let bytes = |bytes: Option<u64>| bytes.map(|bytes| Bytes(bytes).to_string());
+        let count = |count: Option<u64>| count.map(|count| count.to_string());
+        let percent = |percent: Option<u64>| percent.map(|percent| format!("{percent}%"));
+        let cells = [
+            (9, bytes(report.capacity_bytes)),
+            (9, bytes(report.used_bytes)),
+            (10, count(report.pages)),
+            (6, percent(report.deduplicated_percent())),
+            (6, percent(report.compressed_percent())),
+            (7, count(report.tenants)),
+            (5, load_percent(report).map(|load| format!("{load}%"))),
+            (8, report.latency.map(|latency| format!("{} us", latency.as_micros()))),
+        ];
+        text += &format!("{server:width$}");
+        for (width, cell) in cells {
+            text += &format!(" {:>width$}", cell.as_deref().unwrap_or("-"));
+        }
+        text.push('\n');
+    }
+    text
+}

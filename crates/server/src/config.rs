@@ -1,0 +1,87 @@
+//! What a server is started with.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::pool::Dedupe;
+
+/// The least memory that is worth lending.
+pub const MEMORY_MIN_BYTES: u64 = 1 << 20;
+
+/// What a server is started with.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where to listen; port 0 for any that is free.
+    pub listen: SocketAddr,
+    /// DRAM for pages and their indices, at least [`MEMORY_MIN_BYTES`]. Buffers of connections come on top: at most a few
+    /// MiB for each that has much under way.
+    pub memory_bytes: u64,
+    /// Which identical pages are kept once.
+    pub dedupe: Dedupe,
+    /// What clients must know; empty for nothing.
+    pub token: Vec<u8>,
+    /// Where cold pages go when the memory is full.
+    pub spill: Option<SpillConfig>,
+    /// Threads that serve connections; at least one.
+    pub workers: usize,
+    /// Times and numbers that are limited.
+    pub limits: Limits,
+}
+
+/// A file for cold pages.
+#[derive(Clone, Debug)]
+pub struct SpillConfig {
+    /// Must not exist. It loses its name at once.
+    pub path: PathBuf,
+    /// How large it may get.
+    pub bytes: u64,
+}
+
+/// Times and numbers that are limited.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// How long a tenant's pages are kept while it has no connection.
+    pub lease: Duration,
+    /// How often clients must say something; three times as long without a word or a byte taken ends a connection.
+    pub heartbeat: Duration,
+    /// How long a client may take to say hello.
+    pub hello: Duration,
+    /// Bytes of answers that may wait on a connection.
+    pub window_bytes: usize,
+    /// Tenants.
+    pub tenants_max: usize,
+    /// Connections.
+    pub connections_max: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            lease: Duration::from_secs(60),
+            heartbeat: Duration::from_secs(5),
+            hello: Duration::from_secs(10),
+            // A 25 Gbit/s link fills it in 1.3 ms: many round trips within a data centre.
+            window_bytes: 4 << 20,
+            tenants_max: 1024,
+            // Half of the descriptors that a process usually may have.
+            connections_max: 512,
+        }
+    }
+}
+
+impl Config {
+    /// As much memory as this at an address, everything else as it is by default.
+    #[must_use]
+    pub fn new(listen: SocketAddr, memory_bytes: u64) -> Self {
+        Self {
+            listen,
+            memory_bytes,
+            dedupe: Dedupe::default(),
+            token: Vec::new(),
+            spill: None,
+            workers: std::thread::available_parallelism().map_or(1, usize::from),
+            limits: Limits::default(),
+        }
+    }
+}

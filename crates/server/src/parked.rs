@@ -1,0 +1,53 @@
+//! A get that waits for pages of the spill file.
+
+use std::sync::Arc;
+
+use spillway_core::{PAGE_BYTES, Page};
+use spillway_wire::answer::{Got, GotHead, PageStatus};
+
+use crate::pool::Pool;
+use crate::sys::pages::{Held, Pin};
+use crate::worker::Inbox;
+
+/// All that its answer needs. It travels to the keeper's thread and back.
+pub(crate) struct Parked {
+    pub(crate) id: u32,
+    pub(crate) heads: Vec<GotHead>,
+    /// Those that are in the arena, in order.
+    pub(crate) pins: Vec<Pin>,
+    /// Those that are not: where in `heads`, and the reference that keeps them.
+    pub(crate) away: Vec<(usize, Held)>,
+    /// Those of them that were read, in order.
+    pub(crate) read: Vec<Box<Page>>,
+    /// Where it goes when it is done.
+    pub(crate) back: Option<(Arc<Inbox>, u64)>,
+}
+
+impl Parked {
+    /// Bytes that its answer will have, about.
+    pub(crate) fn bytes(&self) -> usize {
+        (self.pins.len() + self.away.len() + self.read.len()) * PAGE_BYTES
+    }
+
+    /// Reads what is away. A page that cannot be read is lost, and the head says so.
+    pub(crate) fn read(&mut self, pool: &Pool) {
+        for (at, held) in &self.away {
+            let mut page = Box::new([0; PAGE_BYTES]);
+            let read = match (&pool.spill, pool.pages.elsewhere(held)) {
+                (Some(spill), Some(place)) => spill.read(place, &mut page).is_ok(),
+                _ => false,
+            };
+            if read {
+                self.read.push(page);
+            } else {
+                self.heads[*at].what = Got::Not(PageStatus::Corrupt);
+            }
+        }
+    }
+
+    /// Lets all pages go.
+    pub(crate) fn discard(self, pool: &Pool) {
+        self.pins.into_iter().for_each(|pin| pool.unpin(pin));
+        self.away.into_iter().for_each(|(_, held)| pool.let_go(held));
+    }
+}

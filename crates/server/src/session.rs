@@ -1,0 +1,307 @@
+//! One connection's conversation: bytes in, bytes out; no socket and no clock inside.
+//!
+//! Invariants: requests are carried out only on a connection whose hello proved its tenant's secret, on that tenant's pages,
+//! and never after another connection took over. What waits to be sent is bounded by the window: beyond it no request is
+//! begun. Puts and frees are carried out in order; only gets that nobody waits for are put off.
+
+use std::collections::VecDeque;
+
+use spillway_wire::answer::{self, Got, To};
+use spillway_wire::hello::{self, Code, HELLO_BYTES, Nonce, Received, Transcript, Welcome};
+use spillway_wire::request::{self, Class, Keys, Request, RequestBody};
+use spillway_wire::{BATCH_MAX, Key, Malformed, VERSION};
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use crate::output::Output;
+use crate::parked::Parked;
+use crate::pool::Work;
+use crate::shared::Shared;
+use crate::tenants::Seat;
+
+/// Gets put off on a connection at most.
+const BULK_MAX: usize = 64;
+/// Bytes waiting to be sent below which a get that was put off is begun: what a demand may have to wait behind.
+const BULK_BELOW_BYTES: usize = 256 << 10;
+
+/// What a session needs from the thread that serves it.
+pub(crate) struct Context<'a> {
+    pub(crate) shared: &'a Shared,
+    pub(crate) work: &'a mut Work,
+    pub(crate) now: Instant,
+    /// Gets that must wait for the spill file, to be handed to the keeper.
+    pub(crate) parked: Vec<Parked>,
+    /// Requests carried out.
+    pub(crate) requests: u64,
+}
+
+enum Phase {
+    /// The challenge was sent.
+    Hello,
+    Open(Seat),
+    /// Nothing is read any more; what waits is sent.
+    Closing,
+}
+
+/// A get that was put off.
+struct Bulk {
+    id: u32,
+    keys: [Key; BATCH_MAX],
+    count: usize,
+}
+
+/// The server's side of a connection.
+pub(crate) struct Session {
+    phase: Phase,
+    challenge: Nonce,
+    pub(crate) output: Output,
+    bulk: VecDeque<Bulk>,
+    /// Bytes of answers that wait for the spill file.
+    parked_bytes: usize,
+}
+
+impl Session {
+    /// Begins with a challenge, which must be random.
+    pub(crate) fn new(challenge: Nonce) -> Self {
+        let mut output = Output::default();
+        output.head(|out| out.extend_from_slice(&hello::challenge(&challenge)));
+        Self { phase: Phase::Hello, challenge, output, bulk: VecDeque::new(), parked_bytes: 0 }
+    }
+
+    /// Whether a hello was accepted.
+    pub(crate) fn is_open(&self) -> bool {
+        matches!(self.phase, Phase::Open(_))
+    }
+
+    /// Whether nothing more will come of it.
+    pub(crate) fn is_closing(&self) -> bool {
+        matches!(self.phase, Phase::Closing)
+    }
+
+    /// Whether another connection took its place.
+    pub(crate) fn was_overtaken(&self) -> bool {
+        matches!(&self.phase, Phase::Open(seat) if seat.sit().is_none())
+    }
+
+    /// Whether the client must take answers before its next requests are looked at.
+    pub(crate) fn is_congested(&self, window_bytes: usize) -> bool {
+        self.output.queued() + self.parked_bytes >= window_bytes || self.bulk.len() >= BULK_MAX
+    }
+
+    /// How many bytes are missing to the end of what `pending` begins with; at least one.
+    pub(crate) fn missing(&self, pending: &[u8]) -> usize {
+        let whole = match self.phase {
+            Phase::Hello => HELLO_BYTES,
+            Phase::Open(_) => request::frame_bytes(pending).unwrap_or(0),
+            Phase::Closing => 0,
+        };
+        whole.saturating_sub(pending.len()).max(1)
+    }
+
+    /// Carries out what `bytes` ask for; how many of them are done with. The others begin something that is not there as
+    /// a whole, or must wait until the client has taken answers.
+    pub(crate) fn input(&mut self, bytes: &[u8], cx: &mut Context<'_>) -> usize {
+        let mut at = 0;
+        if matches!(self.phase, Phase::Hello) {
+            let Some(hello) = bytes.first_chunk::<HELLO_BYTES>() else { return 0 };
+            self.hello(hello, cx);
+            at = HELLO_BYTES;
+        }
+        if let Phase::Open(seat) = &self.phase {
+            let seat = seat.clone();
+            match seat.sit() {
+                Some(_sitting) => at += self.requests(&bytes[at..], &seat, cx),
+                None => self.end(Code::TakenOver, cx.shared),
+            }
+        }
+        if self.is_closing() { bytes.len() } else { at }
+    }
+
+    fn hello(&mut self, bytes: &[u8; HELLO_BYTES], cx: &Context<'_>) {
+        match self.greet(bytes, cx) {
+            Ok(seat) => self.phase = Phase::Open(seat),
+            Err(code) => {
+                self.output.head(|out| hello::refusal(out, code, &code.to_string()));
+                self.phase = Phase::Closing;
+            }
+        }
+    }
+
+    fn greet(&mut self, bytes: &[u8; HELLO_BYTES], cx: &Context<'_>) -> Result<Seat, Code> {
+        let shared = cx.shared;
+        let received = Received::decode(bytes).map_err(|_| Code::Malformed)?;
+        let version = received.hello.versions.common().ok_or(Code::Version)?;
+        if !shared.token.is_empty() && !received.knows_token(&shared.token, &self.challenge) {
+            return Err(Code::Token);
+        }
+        let (seat, existed) = shared.tenants.enter(&received, &shared.token, &self.challenge, cx.now)?;
+        debug_assert_eq!(version, VERSION);
+        let welcome = Welcome {
+            version,
+            batch_max: u16::try_from(BATCH_MAX).unwrap_or(u16::MAX),
+            window_bytes: u32::try_from(shared.limits.window_bytes).unwrap_or(u32::MAX),
+            lease_seconds: seconds(shared.limits.lease),
+            heartbeat_seconds: seconds(shared.limits.heartbeat),
+            existed,
+            capacity_pages: shared.pool.capacity_pages(),
+            free_pages: shared.pool.free_pages(),
+            incarnation: seat.tenant.incarnation,
+        };
+        let transcript = Transcript { token: &shared.token, challenge: &self.challenge, hello: bytes };
+        self.output.head(|out| transcript.welcome(out, &welcome));
+        Ok(seat)
+    }
+
+    fn requests(&mut self, bytes: &[u8], seat: &Seat, cx: &mut Context<'_>) -> usize {
+        let mut at = 0;
+        while !self.is_congested(cx.shared.limits.window_bytes) {
+            match Request::decode(&bytes[at..]) {
+                Ok(Some((request, len))) => {
+                    self.request(request, seat, cx);
+                    at += len;
+                }
+                Ok(None) => break,
+                Err(malformed) => {
+                    self.malformed(malformed, cx.shared);
+                    break;
+                }
+            }
+        }
+        self.begin_bulk(seat, cx);
+        at
+    }
+
+    fn request(&mut self, request: Request<'_>, seat: &Seat, cx: &mut Context<'_>) {
+        let (shared, table, scope) = (cx.shared, &seat.tenant.table, seat.tenant.scope);
+        cx.requests += 1;
+        match request.body {
+            RequestBody::Put(puts) => {
+                shared.pool.put(table, scope, puts, cx.work);
+                let to = To { id: request.id, condition: shared.condition() };
+                self.output.head(|out| answer::put(out, to, &cx.work.statuses));
+            }
+            RequestBody::Get(Class::Demand, keys) => self.get(request.id, keys, seat, cx),
+            RequestBody::Get(Class::Prefetch, keys) => self.put_off(request.id, keys),
+            RequestBody::Free(ranges) => {
+                let pages = shared.pool.free(table, scope, ranges, cx.work);
+                let to = To { id: request.id, condition: shared.condition() };
+                self.output.head(|out| answer::free(out, to, pages));
+            }
+            RequestBody::Status => {
+                let to = To { id: request.id, condition: shared.condition() };
+                self.output.head(|out| answer::status(out, to, &shared.status(seat)));
+            }
+            RequestBody::Heartbeat => {
+                let to = To { id: request.id, condition: shared.condition() };
+                self.output.head(|out| answer::heartbeat(out, to));
+            }
+        }
+    }
+
+    fn put_off(&mut self, id: u32, keys: Keys<'_>) {
+        let mut bulk = Bulk { id, keys: [Key::default(); BATCH_MAX], count: keys.len() };
+        bulk.keys.iter_mut().zip(keys).for_each(|(slot, key)| *slot = key);
+        self.bulk.push_back(bulk);
+    }
+
+    /// Begins gets that were put off, as far as what waits to be sent allows.
+    fn begin_bulk(&mut self, seat: &Seat, cx: &mut Context<'_>) {
+        while self.output.queued() + self.parked_bytes < BULK_BELOW_BYTES
+            && let Some(bulk) = self.bulk.pop_front()
+        {
+            self.get(bulk.id, bulk.keys[..bulk.count].iter().copied(), seat, cx);
+        }
+    }
+
+    /// To be called when the client has taken some of what waits.
+    pub(crate) fn go_on(&mut self, cx: &mut Context<'_>) {
+        if self.bulk.is_empty() {
+            return;
+        }
+        if let Phase::Open(seat) = &self.phase {
+            let seat = seat.clone();
+            if let Some(_sitting) = seat.sit() {
+                self.begin_bulk(&seat, cx);
+            }
+        }
+    }
+
+    fn get(&mut self, id: u32, keys: impl ExactSizeIterator<Item = Key>, seat: &Seat, cx: &mut Context<'_>) {
+        let work = &mut *cx.work;
+        cx.shared.pool.get(&seat.tenant.table, keys, work);
+        if !work.away.is_empty() {
+            let (heads, pins) = (work.heads.clone(), work.pins.drain(..).collect());
+            let away = work.away.drain(..).collect();
+            let parked = Parked { id, heads, pins, away, read: Vec::new(), back: None };
+            self.parked_bytes += parked.bytes();
+            cx.parked.push(parked);
+            return;
+        }
+        let to = To { id, condition: cx.shared.condition() };
+        self.output.head(|out| answer::got_head(out, to, work.heads.iter().copied()));
+        work.pins.drain(..).for_each(|pin| self.output.page(pin));
+    }
+
+    /// Answers a get whose pages were read from the spill file.
+    pub(crate) fn resume(&mut self, mut parked: Parked, shared: &Shared) {
+        let was_away: Vec<usize> = parked
+            .away
+            .drain(..)
+            .map(|(at, held)| {
+                shared.pool.let_go(held);
+                at
+            })
+            .collect();
+        let expected = parked.pins.len() + was_away.len();
+        self.parked_bytes = self.parked_bytes.saturating_sub(expected * spillway_core::PAGE_BYTES);
+        if !self.is_open() {
+            parked.discard(&shared.pool);
+            return;
+        }
+        let to = To { id: parked.id, condition: shared.condition() };
+        self.output.head(|out| answer::got_head(out, to, parked.heads.iter().copied()));
+        let (mut pins, mut read) = (parked.pins.into_iter(), parked.read.into_iter());
+        for (at, _) in parked.heads.iter().enumerate().filter(|(_, head)| head.what == Got::Bytes) {
+            if was_away.contains(&at) {
+                read.next().into_iter().for_each(|page| self.output.own(page));
+            } else {
+                pins.next().into_iter().for_each(|pin| self.output.page(pin));
+            }
+        }
+    }
+
+    fn malformed(&mut self, malformed: Malformed, shared: &Shared) {
+        let text = format!("{}: {}", Code::Malformed, malformed.0);
+        self.output.head(|out| answer::goodbye(out, shared.condition(), Code::Malformed, &text));
+        self.leave(shared);
+    }
+
+    /// Says goodbye, if there was a welcome, and reads no more.
+    pub(crate) fn end(&mut self, code: Code, shared: &Shared) {
+        match self.phase {
+            Phase::Open(_) => self.output.head(|out| answer::goodbye(out, shared.condition(), code, &code.to_string())),
+            Phase::Hello => self.output.head(|out| hello::refusal(out, code, &code.to_string())),
+            Phase::Closing => {}
+        }
+        self.leave(shared);
+    }
+
+    fn leave(&mut self, shared: &Shared) {
+        if let Phase::Open(seat) = std::mem::replace(&mut self.phase, Phase::Closing) {
+            shared.tenants.leave(&seat, Instant::now());
+        }
+        self.bulk.clear();
+    }
+
+    /// Lets go of everything; to be called once, when the connection is gone.
+    pub(crate) fn close(mut self, shared: &Shared) {
+        self.leave(shared);
+        self.output.clear(&shared.pool);
+        shared.connections.fetch_sub(1, Relaxed);
+    }
+}
+
+fn seconds(duration: std::time::Duration) -> u32 {
+    u32::try_from(duration.as_secs()).unwrap_or(u32::MAX).max(1)
+}

@@ -1,0 +1,59 @@
+//! What all threads of the server share.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::mpsc::Sender;
+use std::time::Instant;
+
+use spillway_wire::answer::{Condition, ServerStatus};
+
+use crate::config::Limits;
+use crate::parked::Parked;
+use crate::pool::Pool;
+use crate::stats::{self, Meter};
+use crate::tenants::{Seat, Tenants};
+
+/// One server's state.
+pub(crate) struct Shared {
+    pub(crate) pool: Pool,
+    pub(crate) tenants: Tenants,
+    /// Empty for none.
+    pub(crate) token: Vec<u8>,
+    pub(crate) limits: Limits,
+    /// One a worker.
+    pub(crate) meters: Box<[Meter]>,
+    pub(crate) connections: AtomicUsize,
+    pub(crate) began: Instant,
+    pub(crate) ending: AtomicBool,
+    /// Gets that wait for the spill file.
+    pub(crate) to_keeper: Option<Sender<Parked>>,
+}
+
+impl Shared {
+    /// What every answer says.
+    pub(crate) fn condition(&self) -> Condition {
+        Condition { load: stats::load(&self.meters), free_pages: self.pool.free_pages() }
+    }
+
+    /// What a tenant may know.
+    pub(crate) fn status(&self, seat: &Seat) -> ServerStatus {
+        let pool = &self.pool;
+        let held = pool.holdings();
+        let spilled_pages = pool.spill.as_ref().map_or(0, crate::spill::Spill::pages);
+        ServerStatus {
+            capacity_bytes: pool.budget.capacity(),
+            used_bytes: pool.budget.used(),
+            pages: held.keys,
+            zero_pages: held.zeros,
+            distinct_pages: held.distinct,
+            stored_bytes: held.distinct.saturating_sub(spilled_pages) * spillway_core::PAGE_BYTES_U64,
+            spilled_pages,
+            tenants: self.tenants.len() as u64,
+            connections: self.connections.load(Relaxed) as u64,
+            tenant_pages: seat.tenant.table.len(),
+            served_pages: held.served,
+            service_p50_ns: stats::quantile_ns(&self.meters, 0.5),
+            service_p99_ns: stats::quantile_ns(&self.meters, 0.99),
+            uptime_seconds: self.began.elapsed().as_secs(),
+        }
+    }
+}

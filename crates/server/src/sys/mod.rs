@@ -1,0 +1,5 @@
+//! The only unsafe code of the memory server: mapped memory, the pages in it, and epoll.
+
+pub(crate) mod epoll;
+mod mapping;
+pub(crate) mod pages;

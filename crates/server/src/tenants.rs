@@ -1,0 +1,134 @@
+//! Who has pages here, and on which connections.
+//!
+//! A tenant's secret is what it came with first. It lives while it has a connection, and a lease longer. *Take over*
+//! raises the tenant's epoch while no connection of it is carrying out anything; those of earlier epochs may not go on.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard};
+use std::time::{Duration, Instant};
+
+use spillway_wire::auth::Secret;
+use spillway_wire::hello::{Code, Nonce, Received, TenantId};
+
+use crate::mix::random_u64;
+use crate::table::Table;
+
+/// One pager's pages.
+pub(crate) struct Tenant {
+    id: TenantId,
+    secret: Secret,
+    /// Random: another one means that the pages of before are gone.
+    pub(crate) incarnation: u64,
+    /// Marks its pages, so that only it shares them. Never zero.
+    pub(crate) scope: u32,
+    pub(crate) table: Table,
+    epoch: RwLock<u64>,
+}
+
+/// A connection's right to a tenant's pages.
+#[derive(Clone)]
+pub(crate) struct Seat {
+    pub(crate) tenant: Arc<Tenant>,
+    epoch: u64,
+}
+
+impl Seat {
+    /// The right to carry out requests while the guard lives; `None` for ever after someone else took over.
+    pub(crate) fn sit(&self) -> Option<RwLockReadGuard<'_, u64>> {
+        let epoch = self.tenant.epoch.read().expect("nothing panics with an epoch locked");
+        (*epoch == self.epoch).then_some(epoch)
+    }
+}
+
+struct Entry {
+    tenant: Arc<Tenant>,
+    connections: usize,
+    /// When the last connection ended; the lease runs from there.
+    left: Instant,
+}
+
+/// All tenants.
+pub(crate) struct Tenants {
+    by_id: Mutex<HashMap<TenantId, Entry>>,
+    max: usize,
+    lease: Duration,
+    next_scope: AtomicU32,
+}
+
+impl Tenants {
+    pub(crate) fn new(max: usize, lease: Duration) -> Self {
+        Self { by_id: Mutex::default(), max, lease, next_scope: AtomicU32::new(1) }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.entries().len()
+    }
+
+    /// Keys of all tenants.
+    pub(crate) fn keys(&self) -> u64 {
+        self.entries().values().map(|entry| entry.tenant.table.len()).sum()
+    }
+
+    /// Seats a connection whose hello proves what it must. Whether the tenant existed, too.
+    pub(crate) fn enter(
+        &self,
+        received: &Received,
+        token: &[u8],
+        challenge: &Nonce,
+        now: Instant,
+    ) -> Result<(Seat, bool), Code> {
+        let hello = received.hello;
+        let (tenant, existed) = {
+            let mut entries = self.entries();
+            let room = entries.len() < self.max;
+            let existed = entries.contains_key(&hello.tenant);
+            let entry = match entries.get_mut(&hello.tenant) {
+                Some(entry) if received.knows_secret(&entry.tenant.secret, challenge) => entry,
+                Some(_) => return Err(Code::Tenant),
+                None if !hello.create => return Err(Code::UnknownTenant),
+                None if !room => return Err(Code::Busy),
+                None => {
+                    let secret = received.new_secret(token, challenge).ok_or(Code::Tenant)?;
+                    let tenant = Arc::new(self.make(hello.tenant, secret));
+                    entries.entry(hello.tenant).or_insert(Entry { tenant, connections: 0, left: now })
+                }
+            };
+            entry.connections += 1;
+            (Arc::clone(&entry.tenant), existed)
+        };
+        let epoch = if hello.take_over {
+            // Waits until no other connection of the tenant is in the middle of something: a few milliseconds at most.
+            let mut epoch = tenant.epoch.write().expect("nothing panics with an epoch locked");
+            *epoch += 1;
+            *epoch
+        } else {
+            *tenant.epoch.read().expect("nothing panics with an epoch locked")
+        };
+        Ok((Seat { tenant, epoch }, existed))
+    }
+
+    fn make(&self, id: TenantId, secret: Secret) -> Tenant {
+        let scope = self.next_scope.fetch_add(1, Relaxed).max(1);
+        Tenant { id, secret, incarnation: random_u64(), scope, table: Table::new(), epoch: RwLock::new(0) }
+    }
+
+    /// A seated connection has ended.
+    pub(crate) fn leave(&self, seat: &Seat, now: Instant) {
+        if let Some(entry) = self.entries().get_mut(&seat.tenant.id) {
+            entry.connections -= 1;
+            entry.left = now;
+        }
+    }
+
+    /// Takes those out whose lease is over: nobody can reach their pages any more.
+    pub(crate) fn take_expired(&self, now: Instant) -> Vec<Arc<Tenant>> {
+        let over =
+            |entry: &mut Entry| entry.connections == 0 && now.saturating_duration_since(entry.left) >= self.lease;
+        self.entries().extract_if(|_, entry| over(entry)).map(|(_, entry)| entry.tenant).collect()
+    }
+
+    fn entries(&self) -> MutexGuard<'_, HashMap<TenantId, Entry>> {
+        self.by_id.lock().expect("nothing panics with the tenants locked")
+    }
+}

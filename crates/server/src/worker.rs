@@ -1,0 +1,268 @@
+//! A thread that serves connections.
+//!
+//! Each connection belongs to one worker from its acceptance to its end. A worker waits for nothing but epoll.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use spillway_wire::hello::Code;
+
+use crate::connection::{Connection, Gone, RECEIVE_BYTES};
+use crate::parked::Parked;
+use crate::pool::Work;
+use crate::session::Context;
+use crate::shared::Shared;
+use crate::stats::Stopwatch;
+use crate::sys::epoll::{Bell, Epoll, Event, Interest};
+
+/// How often time limits are looked at.
+const TICK: Duration = Duration::from_millis(500);
+const BELL: u64 = 0;
+const LISTENER: u64 = 1;
+const FIRST_CONNECTION: u64 = 2;
+const READ: Interest = Interest { read: true, write: false };
+
+/// What other threads have for a worker.
+enum Letter {
+    /// A connection that it is to serve.
+    Connection(TcpStream),
+    /// A get whose pages were read, and the connection that it belongs to.
+    Read(Box<Parked>, u64),
+}
+
+/// A worker's letters.
+pub(crate) struct Inbox {
+    letters: Mutex<Vec<Letter>>,
+    bell: Bell,
+}
+
+impl Inbox {
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self { letters: Mutex::default(), bell: Bell::new()? })
+    }
+
+    fn send(&self, letter: Letter) {
+        self.letters.lock().expect("nothing panics with the letters locked").push(letter);
+        self.wake();
+    }
+
+    /// Hands a get back whose pages were read.
+    pub(crate) fn hand_back(&self, parked: Parked, connection: u64) {
+        self.send(Letter::Read(Box::new(parked), connection));
+    }
+
+    /// Makes the worker look up.
+    pub(crate) fn wake(&self) {
+        self.bell.ring();
+    }
+
+    fn take(&self) -> Vec<Letter> {
+        self.bell.hush();
+        std::mem::take(&mut *self.letters.lock().expect("nothing panics with the letters locked"))
+    }
+}
+
+/// A worker.
+pub(crate) struct Worker {
+    shared: Arc<Shared>,
+    /// Which one it is.
+    at: usize,
+    inboxes: Arc<[Arc<Inbox>]>,
+    /// One worker has it.
+    listener: Option<TcpListener>,
+    epoll: Epoll,
+    connections: HashMap<u64, Connection>,
+    next_connection: u64,
+    /// The worker that gets the next connection.
+    next_worker: usize,
+    work: Work,
+    buffer: Box<[u8]>,
+}
+
+impl Worker {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        at: usize,
+        inboxes: Arc<[Arc<Inbox>]>,
+        listener: Option<TcpListener>,
+    ) -> io::Result<Self> {
+        let epoll = Epoll::new()?;
+        epoll.add(inboxes[at].bell.fd(), BELL, READ)?;
+        if let Some(listener) = &listener {
+            listener.set_nonblocking(true)?;
+            epoll.add(listener.as_raw_fd(), LISTENER, READ)?;
+        }
+        Ok(Self {
+            shared,
+            at,
+            inboxes,
+            listener,
+            epoll,
+            connections: HashMap::new(),
+            next_connection: FIRST_CONNECTION,
+            next_worker: 0,
+            work: Work::default(),
+            buffer: vec![0; RECEIVE_BYTES].into_boxed_slice(),
+        })
+    }
+
+    /// Serves until the server ends.
+    pub(crate) fn run(mut self) -> io::Result<()> {
+        let mut events: Vec<Event> = Vec::new();
+        let began = Instant::now();
+        let (mut watch, mut ticked) = (Stopwatch::new(began), began);
+        while !self.shared.ending.load(Relaxed) {
+            let before = Instant::now();
+            events.clear();
+            events.extend(self.epoll.wait(Duration::ZERO)?);
+            if events.is_empty() {
+                // Nothing to do at once: what was kept for the next put goes back.
+                self.shared.pool.settle(&mut self.work);
+                let to_tick = (ticked + TICK).saturating_duration_since(before);
+                // Rounded up, as epoll counts whole milliseconds: else it would spin through the last one.
+                events.extend(self.epoll.wait(to_tick + Duration::from_millis(1))?);
+            }
+            let now = Instant::now();
+            watch.waited(before, now, &self.shared.meters[self.at]);
+            for event in &events {
+                self.serve(*event, now);
+            }
+            if now.saturating_duration_since(ticked) >= TICK {
+                ticked = now;
+                self.tick(now);
+            }
+        }
+        self.finish();
+        Ok(())
+    }
+
+    fn serve(&mut self, event: Event, now: Instant) {
+        match event.token {
+            BELL => self.read_letters(now),
+            LISTENER => self.accept(),
+            token => {
+                self.with(
+                    token,
+                    now,
+                    |connection, buffer, cx| {
+                        if event.readable { connection.receive(buffer, cx) } else { connection.send(cx) }
+                    },
+                )
+            }
+        }
+    }
+
+    /// Does something with a connection, and afterwards what follows from it.
+    fn with(
+        &mut self,
+        token: u64,
+        now: Instant,
+        act: impl FnOnce(&mut Connection, &mut [u8], &mut Context<'_>) -> Result<(), Gone>,
+    ) {
+        let Some(connection) = self.connections.get_mut(&token) else { return };
+        let mut cx = Context { shared: &self.shared, work: &mut self.work, now, parked: Vec::new(), requests: 0 };
+        let went = act(connection, &mut self.buffer, &mut cx);
+        let (parked, requests) = (cx.parked, cx.requests);
+        if requests > 0 {
+            self.shared.meters[self.at].record(now.elapsed(), requests);
+        }
+        for parked in parked {
+            self.park(parked, token);
+        }
+        let connection = self.connections.get_mut(&token).filter(|_| went.is_ok());
+        let kept = connection.is_some_and(|connection| {
+            let wanted = connection.wanted(&self.shared);
+            let same = wanted == connection.interest;
+            connection.interest = wanted;
+            same || self.epoll.change(connection.fd(), token, wanted).is_ok()
+        });
+        if !kept {
+            self.drop_connection(token);
+        }
+    }
+
+    fn park(&self, mut parked: Parked, token: u64) {
+        parked.back = Some((Arc::clone(&self.inboxes[self.at]), token));
+        let undelivered = match &self.shared.to_keeper {
+            Some(keeper) => keeper.send(parked).err().map(|error| error.0),
+            None => Some(parked),
+        };
+        // Only while the server ends.
+        undelivered.into_iter().for_each(|parked| parked.discard(&self.shared.pool));
+    }
+
+    fn read_letters(&mut self, now: Instant) {
+        for letter in self.inboxes[self.at].take() {
+            match letter {
+                Letter::Connection(stream) => self.add(stream, now),
+                Letter::Read(parked, token) if self.connections.contains_key(&token) => {
+                    self.with(token, now, |connection, _, cx| {
+                        connection.session.resume(*parked, cx.shared);
+                        connection.send(cx)
+                    });
+                }
+                Letter::Read(parked, _) => parked.discard(&self.shared.pool),
+            }
+        }
+    }
+
+    fn accept(&mut self) {
+        let Some(listener) = &self.listener else { return };
+        // A failure concerns the one connection, or will come again: nobody is there to be told.
+        let Ok((stream, _)) = listener.accept() else { return };
+        if self.shared.connections.fetch_add(1, Relaxed) >= self.shared.limits.connections_max {
+            self.shared.connections.fetch_sub(1, Relaxed);
+            return;
+        }
+        self.next_worker = (self.next_worker + 1) % self.inboxes.len();
+        self.inboxes[self.next_worker].send(Letter::Connection(stream));
+    }
+
+    fn add(&mut self, stream: TcpStream, now: Instant) {
+        let token = self.next_connection;
+        self.next_connection += 1;
+        let added = Connection::new(stream, now).and_then(|mut connection| {
+            connection.interest = READ;
+            self.epoll.add(connection.fd(), token, READ).map(|()| connection)
+        });
+        match added {
+            Ok(connection) => {
+                self.connections.insert(token, connection);
+                self.with(token, now, |connection, _, cx| connection.send(cx));
+            }
+            Err(_) => {
+                self.shared.connections.fetch_sub(1, Relaxed);
+            }
+        }
+    }
+
+    fn drop_connection(&mut self, token: u64) {
+        if let Some(connection) = self.connections.remove(&token) {
+            connection.session.close(&self.shared);
+        }
+    }
+
+    fn tick(&mut self, now: Instant) {
+        let tokens: Vec<u64> = self.connections.keys().copied().collect();
+        for token in tokens {
+            self.with(token, now, |connection, _, cx| connection.tick(cx));
+        }
+    }
+
+    /// Says goodbye to everyone.
+    fn finish(&mut self) {
+        let now = Instant::now();
+        let tokens: Vec<u64> = self.connections.keys().copied().collect();
+        for token in tokens {
+            self.with(token, now, |connection, _, cx| {
+                connection.end(Code::Ending, cx);
+                Err(Gone)
+            });
+        }
+    }
+}

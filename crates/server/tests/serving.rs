@@ -1,0 +1,191 @@
+//! A running server and clients with sockets.
+
+mod common;
+
+use std::io::Write;
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use common::{Client, LISTEN, MIB, Running, eventually, hello, page, start};
+use spillway_server::{Config, Error, Limits, Server};
+use spillway_wire::Key;
+use spillway_wire::answer::{AnswerBody, PageStatus};
+use spillway_wire::hello::{Code, Hello};
+use spillway_wire::request::{self, Class};
+
+fn key(index: u32) -> Key {
+    Key { region: 1, index }
+}
+
+fn config() -> Config {
+    let mut config = Config::new(LISTEN.into(), 64 * MIB);
+    config.workers = 2;
+    config
+}
+
+/// A server with short times.
+fn hasty(limits: Limits) -> Running {
+    start(Config { limits, ..config() })
+}
+
+#[test]
+fn pages_come_back_over_several_connections() {
+    let server = start(config());
+    let mut clients: Vec<Client> = (0..4).map(|_| Client::new(&server, 1)).collect();
+    for batch in 0..40u32 {
+        let pages: Vec<_> = (0..64).map(|at| (key(batch * 64 + at), page(u64::from(batch * 64 + at)))).collect();
+        let statuses = clients[batch as usize % 4].put(&pages);
+        assert!(statuses.len() == 64 && statuses.iter().all(|status| *status == PageStatus::Ok));
+    }
+    for batch in 0..40u32 {
+        let keys: Vec<_> = (0..64).map(|at| key(batch * 64 + at)).collect();
+        for (got, key) in clients[(batch as usize + 1) % 4].get(&keys).into_iter().zip(keys) {
+            assert!(got.is_ok_and(|got| got == page(u64::from(key.index))));
+        }
+    }
+    assert_eq!(clients[0].free(key(100), 1000), 1000);
+    assert_eq!(clients[1].get(&[key(99), key(100), key(1099), key(1100)]).iter().filter(|got| got.is_err()).count(), 2);
+    let status = clients[2].status();
+    assert_eq!((status.pages, status.distinct_pages, status.tenant_pages), (1560, 1560, 1560));
+    assert_eq!((status.tenants, status.connections, status.capacity_bytes), (1, 4, 64 * MIB));
+    assert!(status.service_p50_ns > 0 && status.service_p50_ns <= status.service_p99_ns);
+    assert!(status.used_bytes >= 1560 * 4096 && status.stored_bytes == 1560 * 4096);
+}
+
+#[test]
+fn a_full_server_says_so_in_every_answer() {
+    let mut small = config();
+    small.memory_bytes = MIB;
+    let server = start(small);
+    let mut client = Client::new(&server, 1);
+    let (mut stored, mut declined) = (0, 0);
+    for at in 0..512 {
+        match client.put(&[(key(at), page(at.into()))])[..] {
+            [PageStatus::Ok] => stored += 1,
+            [PageStatus::Full] => declined += 1,
+            ref other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(u64::from(stored), client.welcome.capacity_pages);
+    assert!(declined > 200);
+    for at in 0..stored {
+        assert!(client.get(&[key(at)])[0] == Ok(page(at.into())));
+    }
+    assert!(client.status().used_bytes <= MIB);
+    client.free(key(0), 10);
+    assert_eq!(client.put(&[(key(1000), page(1000))]), [PageStatus::Ok]);
+}
+
+#[test]
+fn a_lease_outlives_its_connection_and_then_ends() {
+    let server = hasty(Limits { lease: Duration::from_millis(700), ..Limits::default() });
+    let mut client = Client::new(&server, 1);
+    client.put(&[(key(1), page(1))]);
+    let incarnation = client.welcome.incarnation;
+    drop(client);
+    let again = Hello { create: false, take_over: true, ..hello(1) };
+    let mut client = Client::greet(&server, &again, b"").expect("within the lease");
+    assert!(client.welcome.existed && client.welcome.incarnation == incarnation);
+    assert!(client.get(&[key(1)])[0] == Ok(page(1)));
+    let ended = Instant::now();
+    drop(client);
+    let mut observer = Client::new(&server, 2);
+    eventually("the end of the lease", || observer.status().tenants == 1);
+    assert!(ended.elapsed() >= Duration::from_millis(600));
+    eventually("the purge", || observer.status().distinct_pages == 0);
+    assert_eq!(Client::greet(&server, &again, b"").err(), Some(Code::UnknownTenant));
+    let mut anew = Client::new(&server, 1);
+    assert!(!anew.welcome.existed && anew.welcome.incarnation != incarnation);
+    assert!(anew.get(&[key(1)])[0] == Err(PageStatus::Missing));
+}
+
+#[test]
+fn the_silent_are_let_go_and_the_living_are_not() {
+    let limits =
+        Limits { heartbeat: Duration::from_millis(500), hello: Duration::from_millis(500), ..Limits::default() };
+    let server = hasty(limits);
+    let (mut silent, mut living) = (Client::new(&server, 1), Client::new(&server, 2));
+    let mut mute = TcpStream::connect(server.address).expect("connected");
+    let mut heartbeat = Vec::new();
+    request::heartbeat(&mut heartbeat, 1);
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(4) {
+        living.send(&heartbeat);
+        living.answer(|_, body| assert!(matches!(body, AnswerBody::Heartbeat))).expect("an answer");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(silent.goodbye(), Some(Code::Silent));
+    assert_eq!(living.status().connections, 1);
+    let _ = mute.write_all(&[0; 10]);
+}
+
+#[test]
+fn who_does_not_read_is_not_read_from() {
+    let server = start(config());
+    let mut greedy = Client::new(&server, 1);
+    greedy.put(&(0..64).map(|at| (key(at), page(at.into()))).collect::<Vec<_>>());
+    let keys: Vec<Key> = (0..64).map(key).collect();
+    let mut gets = Vec::new();
+    for id in 0..4000 {
+        request::get(&mut gets, id, Class::Demand, &keys);
+    }
+    // Answers of 1 GiB: the server stops reading long before, and so this cannot all be sent.
+    greedy.stream.set_nonblocking(true).expect("set");
+    let mut sent = 0;
+    eventually("back pressure", || {
+        let before = sent;
+        while let Ok(more) = greedy.stream.write(&gets[sent..]) {
+            sent += more;
+            if sent == gets.len() {
+                break;
+            }
+        }
+        std::thread::sleep(Duration::from_millis(100));
+        sent == before || sent == gets.len()
+    });
+    let mut other = Client::new(&server, 2);
+    assert_eq!(other.put(&[(key(1), page(1))]), [PageStatus::Ok]);
+    // And when it reads, it gets all that it asked for.
+    greedy.stream.set_nonblocking(false).expect("set");
+    let mut writer = greedy.stream.try_clone().expect("cloned");
+    let rest = gets[sent..].to_vec();
+    let writing = std::thread::spawn(move || writer.write_all(&rest));
+    for expected in 0..4000 {
+        let id = greedy.answer(|id, body| {
+            assert!(matches!(body, AnswerBody::Get(pages) if pages.len() == 64));
+            id
+        });
+        assert_eq!(id, Some(expected));
+    }
+    writing.join().expect("no panic").expect("all was sent");
+}
+
+#[test]
+fn an_ending_server_says_goodbye() {
+    let server = start(config());
+    let mut client = Client::new(&server, 1);
+    server.stop.stop();
+    assert_eq!(client.goodbye(), Some(Code::Ending));
+}
+
+#[test]
+fn connections_are_limited() {
+    let server = hasty(Limits { connections_max: 2, ..Limits::default() });
+    let (one, _two) = (Client::new(&server, 1), Client::new(&server, 1));
+    let mut third = TcpStream::connect(server.address).expect("connected");
+    assert_eq!(std::io::Read::read(&mut third, &mut [0; 100]).ok(), Some(0));
+    drop(one);
+    eventually("room for one more", || {
+        let mut stream = TcpStream::connect(server.address).expect("connected");
+        std::io::Read::read(&mut stream, &mut [0; 100]).is_ok_and(|len| len > 0)
+    });
+}
+
+#[test]
+fn what_cannot_be_started_is_refused_in_a_line() {
+    let server = start(config());
+    let taken = Server::bind(Config::new(server.address, MIB)).err().expect("the port is taken");
+    assert!(matches!(taken, Error::Listen(..)) && taken.to_string().contains("--listen"));
+    let little = Server::bind(Config::new(LISTEN.into(), 1000)).err().expect("too little");
+    assert!(matches!(little, Error::TooLittle(1000)));
+}

@@ -1,0 +1,113 @@
+use super::*;
+
+fn local(text: &str) -> Config {
+    match Url::parse(text) {
+        Ok(Url::Local(config)) => config,
+        other => panic!("{text}: {other:?}"),
+    }
+}
+
+fn hosts(text: &str) -> Vec<String> {
+    let hosts = match Url::parse(text) {
+        Ok(Url::Tcp(Tcp { hosts, .. })) => hosts,
+        Ok(Url::Memcached(Cache { hosts, .. }) | Url::Redis(Cache { hosts, .. })) => hosts,
+        other => panic!("{text}: {other:?}"),
+    };
+    hosts.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn embedded_pools_are_read() {
+    let default = Config::default();
+    assert_eq!(local("local:"), default);
+    assert_eq!(local("local:?"), default);
+    assert_eq!(local("local:?compress=lz4&dedupe=1"), default);
+    let other = Config { compression: Compression::None, dedupe: false, size_bytes: Some(3 << 29) };
+    assert_eq!(local("local:?compress=none&dedupe=0&size=1.5GiB"), other);
+    assert_eq!(local("local:?size=8M").size_bytes, Some(SIZE_MIN_BYTES));
+}
+
+#[test]
+fn servers_are_read() {
+    assert_eq!(hosts("tcp://a:7071,b"), ["a:7071", "b:7070"]);
+    assert_eq!(hosts("memcached://cache-1.example"), ["cache-1.example:11211"]);
+    assert_eq!(hosts("redis://:se:cr@et@[::1]:99,[fe80::1%eth0]/"), ["[::1]:99", "[fe80::1%eth0]:6379"]);
+    let Ok(Url::Redis(redis)) = Url::parse("redis://:se:cr@et@h?deadline=1500ms") else { panic!("it is one") };
+    assert_eq!(redis.password.as_deref(), Some("se:cr@et"));
+    assert_eq!(redis.settings.deadline, Duration::from_millis(1500));
+    let Ok(Url::Memcached(cache)) = Url::parse("memcached://h?lossy=1&prefix=a.b&compress=lz4") else {
+        panic!("it is one")
+    };
+    assert_eq!((cache.lossy, cache.prefix.as_deref(), cache.compression), (true, Some("a.b"), Compression::Lz4));
+    let Ok(Url::Tcp(tcp)) = Url::parse("tcp://h?token-file=/etc/token") else { panic!("it is one") };
+    assert_eq!(tcp.token_file, Some("/etc/token".into()));
+}
+
+#[test]
+fn files_and_emulations_are_read() {
+    let file = File { path: "/nvme/pool".into(), size_bytes: 8 << 30, layer: layer::Config::default() };
+    assert_eq!(Url::parse("file:///nvme/pool?size=8G"), Ok(Url::File(file)));
+    let layer = layer::Config {
+        delay: Duration::from_millis(1),
+        lose_one_in: 1000,
+        stall_one_in: 10,
+        stall: Duration::from_millis(50),
+        ..layer::Config::default()
+    };
+    let Ok(Url::Tcp(tcp)) = Url::parse("tcp://h?delay=1ms&fault=lose:1000,stall:10:50ms") else { panic!("it is one") };
+    assert_eq!(tcp.layer, layer);
+    let emulated = Emulated { delay: Duration::from_micros(4), serialize: true, size_bytes: None };
+    assert_eq!(Url::parse("emulated:?delay=4us&serialize=1"), Ok(Url::Emulated(emulated)));
+}
+
+#[test]
+fn mistakes_are_named_in_a_line_with_their_remedy() {
+    let schemes = "those known are `local:`, `tcp:`, `memcached:`, `redis:`, `file:` and `emulated:`";
+    let mistakes = [
+        ("", &*format!("pool `` has no scheme: {schemes}")),
+        ("udp://a:7070", &*format!("pool scheme `udp:` is unknown: {schemes}")),
+        ("local:x?size=1G", "`local:` takes no path, but `x` follows it: parameters start with `?`"),
+        ("local:?a=1", "`local:` has no parameter `a`: it has `compress`, `dedupe` and `size`"),
+        ("file:///x?a=1", "`file:` has no parameter `a`: it has `delay`, `fault` and `size`"),
+        (
+            "tcp://h?fault=lose:0",
+            "pool parameter `fault` cannot be `lose:0`: give faults such as \
+             `lose:1000,corrupt:1000,decline:10,stall:100:50ms`, each one in so many",
+        ),
+        ("local:?size=1G&size=2G", "pool parameter `size` is given twice: keep one"),
+        ("local:?compress=zstd", "pool parameter `compress` cannot be `zstd`: give `lz4` or `none`"),
+        ("local:?dedupe", "pool parameter `dedupe` cannot be ``: give `0` or `1`"),
+        ("local:?size=1M", "pool parameter `size` is 1048576 bytes: give at least 8M"),
+        ("file:///x?size=4K", "pool parameter `size` is 4096 bytes: give at least 1M"),
+        ("tcp:a", "`tcp:` names no server: give `tcp://HOST[:PORT],...`"),
+        ("tcp://", "`tcp:` names no server: give `tcp://HOST[:PORT],...`"),
+        ("tcp://a,,b", "`` is no server: give a name or an address, `HOST[:PORT]` or `[IPV6]:PORT`"),
+        ("tcp://a:0", "`a:0` is no server: give a name or an address, `HOST[:PORT]` or `[IPV6]:PORT`"),
+        ("tcp://[::1", "`[::1` is no server: give a name or an address, `HOST[:PORT]` or `[IPV6]:PORT`"),
+        ("tcp://a@b", "`a@b` is no server: give a name or an address, `HOST[:PORT]` or `[IPV6]:PORT`"),
+        ("redis://me@h", "`redis:` takes a password and no user: give `redis://:PASSWORD@HOST`"),
+        (
+            "tcp://h?deadline=1h",
+            "pool parameter `deadline` cannot be `1h`: give a time such as `4us`, `250ms` or `10s`, up to an hour",
+        ),
+        ("tcp://h?deadline=1ms", "pool parameter `deadline` cannot be `1ms`: give at least `100ms`"),
+        (
+            "memcached://h?prefix=a b",
+            "pool parameter `prefix` cannot be `a b`: give 1 to 200 letters, digits and `-_.:`",
+        ),
+        ("file://x?size=1G", "`file:` needs an absolute path, not `x`: give `file:///PATH?size=8G`"),
+        ("file:///x", "`file:` needs a size: give `file:///PATH?size=8G`"),
+        ("local:?size=50%", "pool parameter `size`: `50%` is a share: a number of bytes is needed here, such as 512M"),
+    ];
+    for (text, line) in mistakes {
+        assert_eq!(Url::parse(text).unwrap_err().to_string(), line);
+    }
+    let many = format!("tcp://{}a", "a,".repeat(255));
+    assert_eq!(Url::parse(&many).unwrap_err().to_string(), "a pool of 256 servers is too large: give at most 255");
+}
+
+#[test]
+fn what_users_typed_cannot_break_the_line() {
+    let error = Url::parse("lo\ncal:").unwrap_err().to_string();
+    assert!(error.starts_with("pool scheme `lo\\ncal:` is unknown"), "{error}");
+}

@@ -1,0 +1,367 @@
+//! One server: its connection through connecting, greeting, ready and down, and what is sent when.
+//!
+//! A get on demand goes before everything that is not yet encoded, so little is encoded ahead ([`BULK_BYTES`]), and bulk
+//! leaves a part of the server's window to it.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use spillway_core::PAGE_BYTES;
+use spillway_wire::answer::Condition;
+
+use super::connection::{Buffers, Connection};
+use super::handles::{Handles, List};
+use super::ops::{Kind, OpId, Ops, Queues, Stage};
+use super::protocol::{BATCH_MAX, Grant, Greeting, Name, Parcel, Protocol, Refusal};
+use super::requests::{Asked, REQUESTS_MAX, Requests};
+use crate::pool::OpenErrorKind;
+use crate::{Handle, Urgency};
+
+/// Bulk is encoded as long as no more than this waits for the kernel.
+const BULK_BYTES: usize = 64 << 10;
+/// Beside the longest answer, what is received at once.
+const INPUT_BYTES: usize = 64 << 10;
+/// The first pause before connecting again; it doubles up to the longest.
+const PAUSE_MIN: Duration = Duration::from_millis(20);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// How long a server that declined a page is not asked again.
+const FULL_FOR: Duration = Duration::from_secs(1);
+
+pub(crate) enum Link {
+    /// To be connected at a time.
+    Down(Buffers, Instant),
+    /// Since when.
+    Connecting(Connection, Instant),
+    /// Since when.
+    Greeting(Connection, Instant),
+    /// Requests are answered.
+    Ready(Connection),
+    /// Between two of these.
+    Changing,
+}
+
+/// One server.
+pub(crate) struct Server<P> {
+    /// For people: host and port.
+    pub(crate) name: String,
+    addresses: Vec<SocketAddr>,
+    attempts: usize,
+    pub(crate) protocol: P,
+    pub(crate) link: Link,
+    pub(crate) queues: Queues,
+    /// Pages that it is to forget.
+    pub(crate) leaving: List,
+    pub(crate) requests: Requests<OpId>,
+    /// Counts connections; stays at the last one, which takes half a day of nothing but failures to reach.
+    pub(crate) epoch: u16,
+    /// Pages of earlier epochs are gone.
+    pub(crate) valid_since: u16,
+    pub(crate) grant: Grant,
+    pub(crate) condition: Condition,
+    full_until: Option<Instant>,
+    pub(crate) heard: Instant,
+    spoke: Instant,
+    pause: Duration,
+    /// Why it is down.
+    pub(crate) failure: Option<Refusal>,
+}
+
+impl<P: Protocol> Server<P> {
+    pub(crate) fn new(name: String, addresses: Vec<SocketAddr>, protocol: P, now: Instant) -> Self {
+        let input = vec![0; P::ANSWER_BYTES_MAX + INPUT_BYTES].into();
+        let grant =
+            Grant { batch: 1, window_bytes: 0, heartbeat: Duration::from_secs(1), forgot: false, capacity_pages: None };
+        Self {
+            name,
+            addresses,
+            attempts: 0,
+            protocol,
+            link: Link::Down(Buffers { out: Vec::with_capacity(4 * BULK_BYTES), input }, now),
+            queues: Queues::new(),
+            leaving: List::default(),
+            requests: Requests::new(BATCH_MAX, now),
+            epoch: 0,
+            valid_since: 0,
+            grant,
+            condition: Condition::default(),
+            full_until: None,
+            heard: now,
+            spoke: now,
+            pause: PAUSE_MIN,
+            failure: None,
+        }
+    }
+
+    pub(crate) fn is_ready(&self) -> bool {
+        matches!(self.link, Link::Ready(_))
+    }
+
+    pub(crate) fn is_full(&self, now: Instant) -> bool {
+        self.full_until.is_some_and(|until| now < until)
+    }
+
+    /// It declined a page.
+    pub(crate) fn note_full(&mut self, now: Instant) {
+        self.full_until = Some(now + FULL_FOR);
+    }
+
+    /// Whether a page that was put in `epoch` may still be there.
+    pub(crate) fn has(&self, epoch: u16) -> bool {
+        epoch >= self.valid_since
+    }
+
+    /// Connects if it is time to, and goes on with the handshake. Returns whether the server just became ready.
+    pub(crate) fn advance(&mut self, poller: BorrowedFd<'_>, now: Instant) -> Result<bool, Refusal> {
+        match std::mem::replace(&mut self.link, Link::Changing) {
+            Link::Down(buffers, at) if at <= now => {
+                let address = self.addresses[self.attempts % self.addresses.len()];
+                self.attempts += 1;
+                match Connection::start(address, poller, buffers) {
+                    Ok(connection) => self.link = Link::Connecting(connection, now),
+                    Err((error, buffers)) => {
+                        self.link = Link::Down(buffers, now);
+                        return Err(unreachable(&error));
+                    }
+                }
+            }
+            Link::Connecting(mut connection, since) => match connection.is_open() {
+                Ok(false) => self.link = Link::Connecting(connection, since),
+                Ok(true) => {
+                    self.protocol.greet(connection.out());
+                    connection.send(poller);
+                    self.link = Link::Greeting(connection, now);
+                }
+                Err(error) => {
+                    self.link = Link::Connecting(connection, since);
+                    return Err(unreachable(&error));
+                }
+            },
+            Link::Greeting(connection, since) => {
+                self.link = Link::Greeting(connection, since);
+                return self.greet(poller, now);
+            }
+            other => self.link = other,
+        }
+        Ok(false)
+    }
+
+    fn greet(&mut self, poller: BorrowedFd<'_>, now: Instant) -> Result<bool, Refusal> {
+        let Link::Greeting(connection, _) = &mut self.link else { return Ok(false) };
+        let received = connection.receive();
+        loop {
+            let (input, out) = connection.input_and_out();
+            let (used, greeting) = self.protocol.greeted(input, out)?;
+            connection.consume(used);
+            if let Greeting::Done(grant) = greeting {
+                self.welcome(grant, now);
+                return Ok(true);
+            }
+            if used == 0 {
+                break;
+            }
+        }
+        connection.send(poller);
+        received.map(|()| false).map_err(|error| ended(&error))
+    }
+
+    fn welcome(&mut self, grant: Grant, now: Instant) {
+        self.epoch = self.epoch.saturating_add(1);
+        if grant.forgot {
+            self.valid_since = self.epoch;
+        }
+        self.grant = Grant { batch: grant.batch.clamp(1, BATCH_MAX), ..grant };
+        self.condition = Condition { load: 0, free_pages: grant.capacity_pages.map_or(u64::MAX, |(_, free)| free) };
+        (self.heard, self.spoke, self.pause, self.failure) = (now, now, PAUSE_MIN, None);
+        if let Link::Greeting(connection, _) = std::mem::replace(&mut self.link, Link::Changing) {
+            self.link = Link::Ready(connection);
+        }
+    }
+
+    /// Closes the connection and says when to try again. What was under way is the caller's to end first.
+    pub(crate) fn close(&mut self, why: Refusal, now: Instant) {
+        self.failure = Some(why);
+        self.link = match std::mem::replace(&mut self.link, Link::Changing) {
+            Link::Connecting(connection, _) | Link::Greeting(connection, _) | Link::Ready(connection) => {
+                Link::Down(connection.into_buffers(), now + self.pause)
+            }
+            Link::Down(buffers, _) => Link::Down(buffers, now + self.pause),
+            Link::Changing => Link::Changing,
+        };
+        self.pause = (self.pause * 2).min(PAUSE_MAX);
+    }
+
+    /// Says something if nothing was said for long; an error when nothing was heard for longer than `patience`.
+    pub(crate) fn keep_alive(&mut self, now: Instant, patience: Duration) -> Result<(), Refusal> {
+        match &mut self.link {
+            Link::Connecting(_, since) | Link::Greeting(_, since) if now - *since > patience => Err(silent()),
+            Link::Ready(connection) => {
+                if self.requests.oldest().is_some_and(|sent| now - sent.max(self.heard) > patience) {
+                    return Err(silent());
+                }
+                if now - self.spoke > self.grant.heartbeat
+                    && let Some(id) = self.requests.add(std::iter::empty(), 64, now)
+                {
+                    self.protocol.heartbeat(connection.out(), id);
+                    self.spoke = now;
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Encodes and sends what waits, as far as the server's window and the kernel take it.
+    pub(crate) fn flush(&mut self, poller: BorrowedFd<'_>, handles: &mut Handles, ops: &mut Ops, now: Instant) {
+        loop {
+            self.fill(handles, ops, now);
+            let Link::Ready(connection) = &mut self.link else { return };
+            if connection.unsent() == 0 {
+                return;
+            }
+            self.spoke = now;
+            if !connection.send(poller) {
+                return;
+            }
+        }
+    }
+
+    fn fill(&mut self, handles: &mut Handles, ops: &mut Ops, now: Instant) {
+        while self.encode_gets(Urgency::Demand, handles, ops, now) {}
+        while self.takes_bulk() {
+            let more = self.encode_gets(Urgency::Prefetch, handles, ops, now)
+                | self.encode_puts(handles, ops, now)
+                | self.encode_frees(handles, now);
+            if !more {
+                break;
+            }
+        }
+    }
+
+    fn takes_bulk(&self) -> bool {
+        matches!(&self.link, Link::Ready(connection) if connection.unsent() < BULK_BYTES)
+    }
+
+    /// Pages that a request may have now, if each takes so many bytes of the window.
+    fn room(&self, page_bytes: usize, urgent: bool) -> usize {
+        let share = |limit: usize| if urgent { limit } else { limit / 4 * 3 };
+        if self.requests.len() >= share(REQUESTS_MAX) {
+            return 0;
+        }
+        let left = share(self.grant.window_bytes).saturating_sub(self.requests.bytes);
+        // Windows smaller than a page still let one through.
+        let pages = if self.requests.len() == 0 { (left / page_bytes).max(1) } else { left / page_bytes };
+        pages.min(self.grant.batch)
+    }
+
+    fn encode_gets(&mut self, urgency: Urgency, handles: &Handles, ops: &mut Ops, now: Instant) -> bool {
+        let page_bytes = P::OVERHEAD_BYTES + PAGE_BYTES;
+        let room = self.room(page_bytes, urgency == Urgency::Demand);
+        let Link::Ready(connection) = &mut self.link else { return false };
+        let mut names = [Name { epoch: 0, handle: 0 }; BATCH_MAX];
+        let mut items = [Asked::Free(0); BATCH_MAX];
+        let mut count = 0;
+        let queue = self.queues.of(Kind::Get(urgency));
+        while count < room
+            && let Some(id) = queue.pop_front()
+        {
+            // It may have become urgent, and have been sent as such.
+            let waits = |op: &&mut super::ops::Op| op.stage == Stage::Queued && op.kind == Kind::Get(urgency);
+            let Some(op) = ops.get_mut(id).filter(waits) else { continue };
+            op.stage = Stage::Sent;
+            names[count] = Name { epoch: handles.slot(op.handle).epoch, handle: op.handle.bits() };
+            items[count] = Asked::Get(id);
+            count += 1;
+        }
+        if count == 0 {
+            return false;
+        }
+        let id = self.requests.add(items[..count].iter().copied(), count * page_bytes, now).expect("there is room");
+        self.protocol.get(connection.out(), id, urgency, &names[..count]);
+        true
+    }
+
+    fn encode_puts(&mut self, handles: &mut Handles, ops: &mut Ops, now: Instant) -> bool {
+        let page_bytes = P::OVERHEAD_BYTES + PAGE_BYTES;
+        let room = self.room(page_bytes, false);
+        let Link::Ready(connection) = &mut self.link else { return false };
+        let mut chosen = [(0, Name { epoch: 0, handle: 0 }); BATCH_MAX];
+        let mut items = [Asked::Free(0); BATCH_MAX];
+        let mut count = 0;
+        while count < room
+            && let Some(id) = self.queues.puts.pop_front()
+        {
+            let Some(op) = ops.get_mut(id).filter(|op| op.stage == Stage::Queued) else { continue };
+            let Kind::Put(buffer) = op.kind else { continue };
+            op.stage = Stage::Sent;
+            handles.slot_mut(op.handle).epoch = self.epoch;
+            chosen[count] = (buffer, Name { epoch: self.epoch, handle: op.handle.bits() });
+            items[count] = Asked::Put(id);
+            count += 1;
+        }
+        if count == 0 {
+            return false;
+        }
+        let id = self.requests.add(items[..count].iter().copied(), count * page_bytes, now).expect("there is room");
+        let parcels = chosen.map(|(buffer, name)| Parcel { name, page: ops.page(buffer) });
+        self.protocol.put(connection.out(), id, &parcels[..count]);
+        true
+    }
+
+    fn encode_frees(&mut self, handles: &mut Handles, now: Instant) -> bool {
+        let room = self.room(P::OVERHEAD_BYTES, false);
+        let Link::Ready(connection) = &mut self.link else { return false };
+        let mut names = [Name { epoch: 0, handle: 0 }; BATCH_MAX];
+        let mut items = [Asked::Free(0); BATCH_MAX];
+        let mut count = 0;
+        while count < room
+            && let Some(handle) = handles.pop(&mut self.leaving)
+        {
+            let epoch = handles.slot(handle).epoch;
+            if epoch < self.valid_since {
+                handles.recycle(handle);
+                continue;
+            }
+            names[count] = Name { epoch, handle: handle.bits() };
+            items[count] = Asked::Free(handle.bits());
+            count += 1;
+        }
+        if count == 0 {
+            return false;
+        }
+        let bytes = count * P::OVERHEAD_BYTES;
+        let id = self.requests.add(items[..count].iter().copied(), bytes, now).expect("there is room");
+        self.protocol.free(connection.out(), id, &names[..count]);
+        true
+    }
+
+    /// No one refers to the page any more: have the server forget it.
+    pub(crate) fn forget(&mut self, handles: &mut Handles, handle: Handle) {
+        handles.slot_mut(handle).state = super::handles::State::Leaving;
+        handles.push(&mut self.leaving, handle);
+    }
+}
+
+fn unreachable(error: &io::Error) -> Refusal {
+    let remedy = match error.kind() {
+        io::ErrorKind::ConnectionRefused => "no one listens there: start the server, or correct the port",
+        _ => "it cannot be reached: check the address and the network",
+    };
+    (OpenErrorKind::Unreachable, format!("{remedy} ({})", plain(error)))
+}
+
+/// The connection ended by itself.
+pub(crate) fn ended(error: &io::Error) -> Refusal {
+    (OpenErrorKind::Unreachable, format!("it ended the connection ({}): see its log", plain(error)))
+}
+
+fn silent() -> Refusal {
+    (OpenErrorKind::Unreachable, "it does not answer: see whether it is overloaded, stopped, or cut off".into())
+}
+
+/// As the system says it, without its number.
+fn plain(error: &io::Error) -> String {
+    let text = error.to_string();
+    text.split(" (os error").next().unwrap_or_default().to_lowercase()
+}

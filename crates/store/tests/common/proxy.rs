@@ -1,0 +1,92 @@
+//! Stands between a pager and a server, and breaks connections on request.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+
+/// Passes bytes on. Its threads end with the connections.
+pub struct Proxy {
+    pub port: u16,
+    state: Arc<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Bytes to the pager after which the connection is cut; zero for never.
+    cut_after: AtomicU64,
+    /// What comes from the server is damaged: one bit of each so many bytes.
+    damage_every: AtomicU64,
+    refuses: AtomicBool,
+    open: Mutex<Vec<TcpStream>>,
+}
+
+impl Proxy {
+    pub fn to(server: u16) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let state = Arc::new(State::default());
+        let shared = Arc::clone(&state);
+        std::thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                if shared.refuses.load(SeqCst) {
+                    continue;
+                }
+                let Ok(server) = TcpStream::connect(("127.0.0.1", server)) else { continue };
+                shared.open.lock().unwrap().extend([client.try_clone().unwrap(), server.try_clone().unwrap()]);
+                let (from, to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+                std::thread::spawn(move || pass(from, to, None));
+                let state = Arc::clone(&shared);
+                std::thread::spawn(move || pass(server, client, Some(&state)));
+            }
+        });
+        Self { port, state }
+    }
+
+    /// Cuts one connection after so many bytes from the server, wherever in a frame that is.
+    pub fn cut_after(&self, bytes: u64) {
+        self.state.cut_after.store(bytes, SeqCst);
+    }
+
+    pub fn damage_every(&self, bytes: u64) {
+        self.state.damage_every.store(bytes, SeqCst);
+    }
+
+    /// Takes no new connections, or does again.
+    pub fn refuse(&self, refuse: bool) {
+        self.state.refuses.store(refuse, SeqCst);
+    }
+
+    pub fn cut(&self) {
+        for socket in self.state.open.lock().unwrap().drain(..) {
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+fn pass(mut from: TcpStream, mut to: TcpStream, state: Option<&State>) {
+    let mut buffer = [0; 16 << 10];
+    let mut passed = 0;
+    while let Ok(bytes @ 1..) = from.read(&mut buffer) {
+        let mut bytes = &mut buffer[..bytes];
+        let cut_after = state.map_or(0, |state| state.cut_after.load(SeqCst));
+        let last = cut_after > 0 && passed + bytes.len() as u64 > cut_after;
+        if last {
+            state.into_iter().for_each(|state| state.cut_after.store(0, SeqCst));
+            let keep = usize::try_from(cut_after.saturating_sub(passed)).unwrap();
+            bytes = &mut bytes[..keep];
+        }
+        let every = state.map_or(0, |state| state.damage_every.load(SeqCst));
+        for (at, byte) in bytes.iter_mut().enumerate() {
+            if every > 0 && (passed + at as u64) % every == every - 1 {
+                *byte ^= 1;
+            }
+        }
+        passed += bytes.len() as u64;
+        if to.write_all(bytes).is_err() || last {
+            break;
+        }
+    }
+    let _ = from.shutdown(Shutdown::Both);
+    let _ = to.shutdown(Shutdown::Both);
+}

@@ -1,0 +1,244 @@
+//! Servers that are not there, refuse, fill up, stop, die, lie or lose the connection.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use common::proxy::Proxy;
+use common::{PATIENCE, Server, client, free_port, memcached_arguments, page, redis_arguments, refusal};
+use spillway_store::blocking::Client;
+use spillway_store::{Handle, StoreError};
+
+fn put_all(client: &mut Client, numbers: std::ops::Range<u64>) -> Vec<(u64, Handle)> {
+    numbers.map(|number| (number, client.put(&page(number), None, PATIENCE).unwrap())).collect()
+}
+
+fn assert_all(client: &mut Client, pages: &[(u64, Handle)]) {
+    for (number, handle) in pages {
+        assert!(*client.get(*handle).unwrap() == page(*number));
+    }
+}
+
+/// What a faulty link may lead to: the right page, or none.
+fn right_or_lost(client: &mut Client, pages: &[(u64, Handle)]) -> usize {
+    let is_right = |(number, handle): &(u64, Handle)| match client.get(*handle) {
+        Ok(got) => {
+            assert!(*got == page(*number), "wrong bytes");
+            true
+        }
+        Err(error) => {
+            assert!(matches!(error, StoreError::Lost | StoreError::Corrupt), "{error:?}");
+            false
+        }
+    };
+    pages.iter().map(is_right).filter(|right| *right).count()
+}
+
+#[test]
+fn what_cannot_be_a_pool_is_refused_in_a_line() {
+    let nobody = free_port();
+    let line = refusal(&format!("memcached://127.0.0.1:{nobody}"));
+    assert!(line.contains(&format!("pool 127.0.0.1:{nobody}: no one listens there")), "{line}");
+    assert!(refusal("redis://no-such-host.invalid").contains("its name is unknown"));
+    assert!(refusal("tcp://127.0.0.1:1?token-file=/no/such/file").contains("/no/such/file: the token cannot be read"));
+    assert!(refusal("file:///no/such/directory/pool?size=1M").contains("it cannot be opened"));
+    assert!(refusal("file:///dev/shm/spillway-too-large?size=1000T").contains("there is no room for"));
+    let _ = std::fs::remove_file("/dev/shm/spillway-too-large");
+    let (Some(cache), Some(redis)) = (Server::memcached(&["-M"]), Server::redis(&["--requirepass", "x"])) else {
+        return;
+    };
+    assert!(refusal(&format!("redis://127.0.0.1:{}", cache.port)).contains("it is neither Redis nor Valkey"));
+    assert!(refusal(&format!("memcached://127.0.0.1:{}", redis.port)).contains("it is no memcached"));
+    assert!(refusal(&format!("redis://127.0.0.1:{}", redis.port)).contains("it wants a password"));
+    assert!(refusal(&format!("redis://:y@127.0.0.1:{}", redis.port)).contains("it refuses the password"));
+}
+
+#[test]
+fn caches_that_evict_are_refused_unless_losses_are_accepted() {
+    let Some(cache) = Server::memcached(&["-m", "4"]) else { return };
+    let url = format!("memcached://127.0.0.1:{}", cache.port);
+    assert!(refusal(&url).contains("restart it with `memcached -M`"));
+    let mut client = client(&format!("{url}?lossy=1"));
+    let pages = put_all(&mut client, 0..20_000);
+    let right = right_or_lost(&mut client, &pages);
+    assert!(right > 0 && right < pages.len(), "{right} pages were kept");
+    let Some(redis) = Server::redis(&["--maxmemory", "8mb", "--maxmemory-policy", "allkeys-lru"]) else { return };
+    let url = format!("redis://127.0.0.1:{}", redis.port);
+    assert!(refusal(&url).contains("maxmemory-policy noeviction"));
+    let mut client = common::client(&format!("{url}?lossy=1"));
+    let pages = put_all(&mut client, 0..4000);
+    let right = right_or_lost(&mut client, &pages);
+    assert!(right > 0 && right < pages.len(), "{right} pages were kept");
+}
+
+/// Puts until the pool is full, and again after some were freed.
+fn fill(url: &str) {
+    let mut client = client(url);
+    let mut pages = Vec::new();
+    let full = loop {
+        match client.put(&page(pages.len() as u64), None, PATIENCE) {
+            Ok(handle) => pages.push((pages.len() as u64, handle)),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(full, StoreError::Full);
+    assert!(pages.len() > 100, "{} pages fit", pages.len());
+    assert!(!client.store().accepts());
+    assert_all(&mut client, &pages[..100]);
+    for (_, handle) in pages.drain(..pages.len() / 2) {
+        client.store().free(handle);
+    }
+    client.steps(Duration::from_millis(1200));
+    let more = put_all(&mut client, 1_000_000..1_000_100);
+    assert_all(&mut client, &more);
+    assert_all(&mut client, &pages);
+}
+
+#[test]
+fn full_servers_decline_and_take_again() {
+    if let Some(cache) = Server::memcached(&["-M", "-m", "8"]) {
+        fill(&format!("memcached://127.0.0.1:{}", cache.port));
+    }
+    if let Some(redis) = Server::redis(&["--maxmemory", "8mb"]) {
+        fill(&format!("redis://127.0.0.1:{}", redis.port));
+    }
+}
+
+#[test]
+fn what_one_server_declines_another_takes() {
+    let (Some(small), Some(large)) = (Server::memcached(&["-M", "-m", "8"]), Server::memcached(&["-M", "-m", "256"]))
+    else {
+        return;
+    };
+    let mut client = client(&format!("memcached://127.0.0.1:{},127.0.0.1:{}", small.port, large.port));
+    let pages = put_all(&mut client, 0..12_000);
+    assert_all(&mut client, &pages);
+}
+
+#[test]
+fn a_server_that_dies_loses_its_pages_and_no_others() {
+    let (Some(mut one), Some(two)) = (Server::redis(&[]), Server::redis(&[])) else { return };
+    let mut client = client(&format!("redis://127.0.0.1:{},127.0.0.1:{}?deadline=600ms", one.port, two.port));
+    let pages = put_all(&mut client, 0..200);
+    one.kill();
+    let started = Instant::now();
+    for (_, handle) in &pages {
+        let mut unused = page(0);
+        let _ = client.store().get(*handle, spillway_store::Urgency::Demand, &mut unused);
+    }
+    let right = right_or_lost(&mut client, &pages);
+    assert!(right > 50 && right < 150, "{right} of 200 pages were at the other server");
+    assert!(started.elapsed() < Duration::from_secs(3), "pages are given up at the deadline");
+    let more = put_all(&mut client, 1000..1100);
+    assert_all(&mut client, &more);
+    // Another server in its place has none of the pages, and takes new ones.
+    let Some(_again) = Server::start_on("redis-server", one.port, |port| redis_arguments(port, &[])) else { return };
+    client.steps(Duration::from_secs(1));
+    pages.iter().for_each(|(_, handle)| client.store().free(*handle));
+    let more = put_all(&mut client, 2000..2100);
+    assert_all(&mut client, &more);
+}
+
+#[test]
+fn a_server_that_was_restarted_has_lost_its_pages() {
+    let Some(mut cache) = Server::memcached(&["-M"]) else { return };
+    let port = cache.port;
+    let mut client = client(&format!("memcached://127.0.0.1:{port}"));
+    let pages = put_all(&mut client, 0..50);
+    cache.kill();
+    let Some(_again) = Server::start_on("memcached", port, |port| memcached_arguments(port, &["-M"])) else { return };
+    assert_eq!(right_or_lost(&mut client, &pages), 0);
+    let more = put_all(&mut client, 100..150);
+    assert_all(&mut client, &more);
+}
+
+#[test]
+fn a_server_that_stops_for_a_while_is_waited_for() {
+    let Some(redis) = Server::redis(&[]) else { return };
+    let mut client = client(&format!("redis://127.0.0.1:{}", redis.port));
+    let pages = put_all(&mut client, 0..100);
+    redis.signal("-STOP");
+    let mut unused = page(0);
+    for (_, handle) in &pages {
+        let _ = client.store().get(*handle, spillway_store::Urgency::Demand, &mut unused);
+    }
+    client.steps(Duration::from_millis(4500));
+    redis.signal("-CONT");
+    assert_all(&mut client, &pages);
+    let more = put_all(&mut client, 1000..1100);
+    assert_all(&mut client, &more);
+}
+
+fn cut_often(url: &str, proxy: &Proxy) {
+    let mut client = client(url);
+    let mut pages: Vec<(u64, Handle)> = Vec::new();
+    for round in 0..10 {
+        // Somewhere in a frame.
+        proxy.cut_after(3000 + round * 7777);
+        for number in round * 100..round * 100 + 50 {
+            // What is under way when the connection ends was not kept.
+            let put = client.put(&page(number), None, PATIENCE);
+            pages.extend(put.ok().map(|handle| (number, handle)));
+        }
+        assert_all(&mut client, &pages);
+        proxy.cut();
+    }
+    assert!(pages.len() > 400, "{} pages were kept", pages.len());
+    proxy.refuse(true);
+    proxy.cut();
+    client.steps(Duration::from_millis(100));
+    let refused = client.put(&page(1), None, Duration::from_millis(100));
+    assert_eq!(refused, Err(StoreError::Unavailable));
+    proxy.refuse(false);
+    proxy.cut_after(0);
+    assert_all(&mut client, &pages);
+}
+
+#[test]
+fn connections_that_break_are_made_again() {
+    if let Some(cache) = Server::memcached(&["-M"]) {
+        let proxy = Proxy::to(cache.port);
+        cut_often(&format!("memcached://127.0.0.1:{}", proxy.port), &proxy);
+    }
+    if let Some(redis) = Server::redis(&[]) {
+        let proxy = Proxy::to(redis.port);
+        cut_often(&format!("redis://127.0.0.1:{}", proxy.port), &proxy);
+    }
+}
+
+#[test]
+fn damaged_pages_are_never_taken() {
+    let Some(redis) = Server::redis(&[]) else { return };
+    let proxy = Proxy::to(redis.port);
+    let mut client = client(&format!("redis://127.0.0.1:{}?deadline=2s", proxy.port));
+    let pages = put_all(&mut client, 0..300);
+    proxy.damage_every(10_007);
+    let right = right_or_lost(&mut client, &pages);
+    assert!(right < pages.len(), "nothing was damaged");
+    assert!(right > 100, "{right}");
+}
+
+#[test]
+fn a_pager_that_ends_leaves_nothing_in_a_cache() {
+    let Some(redis) = Server::redis(&[]) else { return };
+    let mut client = client(&format!("redis://127.0.0.1:{}", redis.port));
+    let pages = put_all(&mut client, 0..2000);
+    client.store().share(pages[0].1);
+    drop(client);
+    let mut socket = TcpStream::connect(("127.0.0.1", redis.port)).unwrap();
+    socket.write_all(b"DBSIZE\r\n").unwrap();
+    let mut answer = [0; 4];
+    socket.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b":0\r\n");
+}
+
+#[test]
+fn faults_are_made_as_often_as_was_asked() {
+    let Some(redis) = Server::redis(&[]) else { return };
+    let mut client = client(&format!("redis://127.0.0.1:{}?fault=lose:4,corrupt:4", redis.port));
+    let pages = put_all(&mut client, 0..400);
+    let right = right_or_lost(&mut client, &pages);
+    assert!((180..270).contains(&right), "{right} of 400");
+}

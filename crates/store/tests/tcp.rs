@@ -1,0 +1,227 @@
+//! Our own memory servers, in this process, behind the pager's side of the network.
+
+mod common;
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use common::contract::Contract;
+use common::proxy::Proxy;
+use common::{PATIENCE, client, free_port, page, refusal};
+use spillway_server::{Config, Limits, Server, Stop};
+use spillway_store::blocking::Client;
+use spillway_store::{Got, Handle, StoreError, Urgency};
+
+/// A memory server that ends with the test.
+struct Lender {
+    port: u16,
+    stop: Stop,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Lender {
+    fn start(memory_bytes: u64, change: impl FnOnce(&mut Config)) -> Self {
+        Self::start_on(free_port(), memory_bytes, change)
+    }
+
+    fn start_on(port: u16, memory_bytes: u64, change: impl FnOnce(&mut Config)) -> Self {
+        let mut config = Config::new(SocketAddr::from((Ipv4Addr::LOCALHOST, port)), memory_bytes);
+        config.workers = 1;
+        change(&mut config);
+        let server = Server::bind(config).unwrap();
+        let stop = server.stopper();
+        let thread = Some(std::thread::spawn(move || server.run().unwrap()));
+        Self { port, stop, thread }
+    }
+
+    fn end(&mut self) {
+        self.stop.stop();
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
+    }
+}
+
+impl Drop for Lender {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn put_all(client: &mut Client, numbers: std::ops::Range<u64>) -> Vec<(u64, Handle)> {
+    numbers.map(|number| (number, client.put(&page(number), None, PATIENCE).unwrap())).collect()
+}
+
+fn assert_all(client: &mut Client, pages: &[(u64, Handle)]) {
+    for (number, handle) in pages {
+        assert!(*client.get(*handle).unwrap() == page(*number));
+    }
+}
+
+fn lost(client: &mut Client, pages: &[(u64, Handle)]) -> usize {
+    let is_lost = |(number, handle): &(u64, Handle)| match client.get(*handle) {
+        Ok(got) => {
+            assert!(*got == page(*number), "wrong bytes");
+            false
+        }
+        Err(error) => {
+            assert!(matches!(error, StoreError::Lost | StoreError::Corrupt), "{error:?}");
+            true
+        }
+    };
+    pages.iter().map(is_lost).filter(|lost| *lost).count()
+}
+
+#[test]
+fn contract() {
+    let (one, two) = (Lender::start(64 << 20, |_| {}), Lender::start(64 << 20, |_| {}));
+    for seed in 1..4 {
+        let mut client = client(&format!("tcp://127.0.0.1:{},127.0.0.1:{}", one.port, two.port));
+        let mut contract = Contract::new(client.store(), seed * 0x1234_5678_9abc);
+        contract.run(20_000);
+        assert!(contract.got > 2000, "{} pages were read", contract.got);
+    }
+    // A window of less than two pages.
+    let narrow = Lender::start(64 << 20, |config| config.limits.window_bytes = 5000);
+    let mut client = client(&format!("tcp://127.0.0.1:{}", narrow.port));
+    Contract::new(client.store(), 77).run(5000);
+}
+
+#[test]
+fn servers_that_refuse_are_named_in_a_line() {
+    let lender = Lender::start(16 << 20, |config| config.token = b"a token of sixteen or more".to_vec());
+    let url = format!("tcp://127.0.0.1:{}", lender.port);
+    assert!(refusal(&url).contains("the token is not the server's"));
+    let file = std::env::temp_dir().join(format!("spillway-token-{}", std::process::id()));
+    std::fs::write(&file, "another token of sixteen or more\n").unwrap();
+    assert!(refusal(&format!("{url}?token-file={}", file.display())).contains("the token is not the server's"));
+    std::fs::write(&file, "a token of sixteen or more\n").unwrap();
+    let mut client = client(&format!("{url}?token-file={}", file.display()));
+    let pages = put_all(&mut client, 0..10);
+    assert_all(&mut client, &pages);
+    std::fs::remove_file(file).unwrap();
+    assert!(refusal(&format!("redis://127.0.0.1:{}", lender.port)).contains("neither Redis nor Valkey"));
+    assert!(refusal(&format!("memcached://127.0.0.1:{}", lender.port)).contains("it is no memcached"));
+    let Some(cache) = common::Server::redis(&[]) else { return };
+    assert!(refusal(&format!("tcp://127.0.0.1:{}", cache.port)).contains("it does not answer"));
+}
+
+#[test]
+fn a_full_server_declines_and_another_takes() {
+    let (small, large) = (Lender::start(4 << 20, |_| {}), Lender::start(64 << 20, |_| {}));
+    let mut client = client(&format!("tcp://127.0.0.1:{},127.0.0.1:{}", small.port, large.port));
+    let pages = put_all(&mut client, 0..6000);
+    assert_all(&mut client, &pages);
+    let lonely = Lender::start(4 << 20, |_| {});
+    let mut alone = common::client(&format!("tcp://127.0.0.1:{}", lonely.port));
+    let mut kept = Vec::new();
+    let full = loop {
+        match alone.put(&page(kept.len() as u64), None, PATIENCE) {
+            Ok(handle) => kept.push((kept.len() as u64, handle)),
+            Err(error) => break error,
+        }
+        assert!(kept.len() < 2000, "4 MiB hold no more");
+    };
+    assert_eq!(full, StoreError::Full);
+    assert_all(&mut alone, &kept);
+    kept.drain(..100).for_each(|(_, handle)| alone.store().free(handle));
+    alone.steps(Duration::from_millis(1100));
+    let more = put_all(&mut alone, 10_000..10_050);
+    assert_all(&mut alone, &more);
+}
+
+#[test]
+fn connections_that_break_are_made_again_and_nothing_is_lost() {
+    let lender = Lender::start(64 << 20, |_| {});
+    let proxy = Proxy::to(lender.port);
+    let mut client = client(&format!("tcp://127.0.0.1:{}", proxy.port));
+    let mut pages: Vec<(u64, Handle)> = Vec::new();
+    for round in 0..10 {
+        proxy.cut_after(1000 + round * 7777);
+        for number in round * 100..round * 100 + 50 {
+            let put = client.put(&page(number), None, PATIENCE);
+            pages.extend(put.ok().map(|handle| (number, handle)));
+        }
+        assert_all(&mut client, &pages);
+        proxy.cut();
+    }
+    assert!(pages.len() > 400, "{} pages were kept", pages.len());
+    proxy.refuse(true);
+    proxy.cut();
+    client.steps(Duration::from_millis(100));
+    let mut got = page(0);
+    assert_eq!(client.store().get(pages[0].1, Urgency::Demand, &mut got), Ok(Got::Pending));
+    assert_eq!(client.put(&page(1), None, Duration::from_millis(100)), Err(StoreError::Unavailable));
+    proxy.refuse(false);
+    assert!(*client.finish_get(pages[0].1).unwrap() == page(pages[0].0));
+    assert_all(&mut client, &pages);
+}
+
+#[test]
+fn pages_are_lost_with_their_server_and_no_others() {
+    let (mut one, two) = (Lender::start(64 << 20, |_| {}), Lender::start(64 << 20, |_| {}));
+    let port = one.port;
+    let mut client = client(&format!("tcp://127.0.0.1:{port},127.0.0.1:{}?deadline=600ms", two.port));
+    let pages = put_all(&mut client, 0..400);
+    one.end();
+    let mut unused = page(0);
+    for (_, handle) in &pages {
+        let _ = client.store().get(*handle, Urgency::Demand, &mut unused);
+    }
+    let started = Instant::now();
+    let gone = lost(&mut client, &pages);
+    assert!(gone > 100 && gone < 300, "{gone} of 400");
+    assert!(started.elapsed() < Duration::from_secs(2));
+    let more = put_all(&mut client, 1000..1100);
+    assert_all(&mut client, &more);
+    // One that was started again makes a new tenant, and is used again.
+    let _again = Lender::start_on(port, 64 << 20, |_| {});
+    client.steps(Duration::from_millis(1500));
+    pages.iter().for_each(|(_, handle)| client.store().free(*handle));
+    let more = put_all(&mut client, 2000..2400);
+    assert_eq!(lost(&mut client, &more), 0);
+}
+
+#[test]
+fn a_tenant_that_was_forgotten_is_made_again() {
+    let lender = Lender::start(64 << 20, |config| {
+        config.limits = Limits { lease: Duration::from_millis(100), ..Limits::default() };
+    });
+    let proxy = Proxy::to(lender.port);
+    let mut client = client(&format!("tcp://127.0.0.1:{}", proxy.port));
+    let pages = put_all(&mut client, 0..50);
+    proxy.refuse(true);
+    proxy.cut();
+    client.steps(Duration::from_millis(1500));
+    let mut unused = page(0);
+    assert_eq!(client.store().get(pages[0].1, Urgency::Demand, &mut unused), Ok(Got::Pending));
+    proxy.refuse(false);
+    assert_eq!(client.finish_get(pages[0].1).map(drop), Err(StoreError::Lost));
+    assert_eq!(lost(&mut client, &pages), pages.len());
+    let more = put_all(&mut client, 100..150);
+    assert_all(&mut client, &more);
+}
+
+#[test]
+fn damaged_frames_are_never_taken() {
+    let lender = Lender::start(64 << 20, |_| {});
+    let proxy = Proxy::to(lender.port);
+    let mut client = client(&format!("tcp://127.0.0.1:{}?deadline=2s", proxy.port));
+    let pages = put_all(&mut client, 0..300);
+    proxy.damage_every(10_007);
+    let gone = lost(&mut client, &pages);
+    assert!(gone > 0 && gone < 250, "{gone} of 300");
+}
+
+#[test]
+fn what_is_freed_makes_room_at_the_server() {
+    let lender = Lender::start(8 << 20, |_| {});
+    let mut client = client(&format!("tcp://127.0.0.1:{}", lender.port));
+    for round in 0..20 {
+        let pages = put_all(&mut client, round * 1000..round * 1000 + 1000);
+        assert_all(&mut client, &pages[..10]);
+        pages.iter().for_each(|(_, handle)| client.store().free(*handle));
+        client.steps(Duration::from_millis(20));
+    }
+}
