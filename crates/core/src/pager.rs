@@ -299,10 +299,14 @@ impl Pager {
         self.table.restock();
     }
 
-    /// Handles that nobody needs any more, for the driver to free; at most `most` of them.
-    pub fn take_released(&mut self, most: usize) -> std::vec::Drain<'_, HandleBits> {
-        let keep = self.released.len().saturating_sub(most);
-        self.released.drain(keep..)
+    /// Whether there are handles that nobody needs any more.
+    pub fn has_released(&self) -> bool {
+        !self.released.is_empty()
+    }
+
+    /// A handle that nobody needs any more, for the driver to free.
+    pub fn next_released(&mut self) -> Option<HandleBits> {
+        self.released.pop()
     }
 
     /// What to do about a fault at `address`.

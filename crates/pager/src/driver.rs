@@ -154,7 +154,7 @@ impl Driver {
             && self.release.is_none();
         let rest_ns = self.yields.until_ns.saturating_sub(if self.yields.until_ns > 0 { now_ns() } else { 0 });
         let writes = self.core.has_due_writes() && self.hands.store.accepts();
-        if writes || (evicting && rest_ns == 0) {
+        if writes || self.core.has_released() || (evicting && rest_ns == 0) {
             return Some(0);
         }
         let waits =
@@ -339,13 +339,15 @@ impl Driver {
 
     /// What is due besides faults, a little at a time.
     fn work(&mut self, busy: bool, came: usize) {
-        self.arrive();
-        for bits in self.core.take_released(FREES_PER_TURN) {
+        for _ in 0..FREES_PER_TURN {
+            let Some(bits) = self.core.next_released() else { break };
             if self.journeys.are_possible() {
-                self.journeys.forget(bits);
+                self.journeys.forget(bits, &self.core);
             }
             self.hands.store.free(to_handle(bits));
         }
+        // After that: what is freed will not come.
+        self.arrive();
         for _ in 0..if busy { came.max(1) } else { WRITES_PER_TURN } {
             if !self.write_one(false) {
                 break;

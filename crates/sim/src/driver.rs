@@ -246,7 +246,8 @@ impl Driver {
     /// What is due besides faults, a little at a time.
     fn work(&mut self, kernel: &mut Kernel) {
         let keep = self.is(Mutation::KeepReleased);
-        for bits in self.core.take_released(FREES_PER_TURN) {
+        for _ in 0..FREES_PER_TURN {
+            let Some(bits) = self.core.next_released() else { break };
             if !keep {
                 self.store.release(bits);
             }

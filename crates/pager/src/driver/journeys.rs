@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use spillway_core::page::HandleBits;
-use spillway_core::pager::{Outcome, Plan, Served};
+use spillway_core::pager::{Outcome, Pager, Plan, Served};
 use spillway_core::streams::BLOCK_PAGES_MAX;
 use spillway_core::{Address, PageIndex, Span, TargetId};
 use spillway_store::{Completion, Got, Store, StoreError, Urgency};
@@ -36,6 +36,8 @@ struct Journey {
     /// Bit by bit: still to come, and never to come.
     coming: u32,
     lost: u32,
+    /// Not to be had now.
+    later: u32,
 }
 
 impl Journey {
@@ -88,12 +90,13 @@ impl Journeys {
         self.writes.insert(handle, page);
     }
 
-    /// A handle is about to be freed: what is under way for it ends without a word.
-    pub(super) fn forget(&mut self, handle: HandleBits) {
+    /// A reference to a handle is about to be freed: what is under way for it may end without a word, and what comes for
+    /// it later may be something else. Pages that share it and still wait keep references of their own.
+    pub(super) fn forget(&mut self, handle: HandleBits, core: &Pager) {
         self.writes.remove(&handle);
         for journey in self.under_way.iter_mut().flatten() {
             for (i, theirs) in journey.handles[..journey.pages].iter_mut().enumerate() {
-                if *theirs == Some(handle) {
+                if *theirs == Some(handle) && !core.is_coming(journey.page.plus(i as u64), handle) {
                     *theirs = None;
                     journey.coming &= !(1 << i);
                 }
@@ -145,6 +148,7 @@ impl Driver {
             handles: [None; BLOCK],
             coming: 0,
             lost: 0,
+            later: 0,
         };
         for i in 0..journey.pages {
             let handle = self.core.handle_of(page.plus(i as u64));
@@ -153,6 +157,7 @@ impl Driver {
             match handle.map(|handle| self.hands.store.get(to_handle(handle), urgency, into)) {
                 Some(Ok(Got::Here)) => {}
                 Some(Ok(Got::Pending)) => journey.coming |= 1 << i,
+                Some(Err(StoreError::Unavailable)) => journey.later |= 1 << i,
                 Some(Err(_)) | None => journey.lost |= 1 << i,
             }
         }
@@ -219,8 +224,11 @@ impl Driver {
                 None => {
                     let page = journey.page.plus(i as u64);
                     let still = journey.handles[i].is_some_and(|handle| self.core.is_coming(page, handle));
-                    if still && journey.lost & 1 << i != 0 {
-                        self.core.lost(page);
+                    match still {
+                        true if journey.lost & 1 << i != 0 => self.core.lost(page),
+                        // Not to be had now, or moved to where its neighbours are not.
+                        true => self.core.put_back(page),
+                        false => {}
                     }
                     whole = false;
                     i += 1;
@@ -228,8 +236,13 @@ impl Driver {
             }
         }
         if !whole && let Some(target) = &self.targets[journey.target.0 as usize] {
-            // Whoever waits here tries again, and is told what has become of the page.
+            // Whoever waits for a page, where it was or where it is by now, tries again and is told what has become of it.
             let _ = target.uffd.wake(journey.span());
+            for page in (0..journey.pages).map(|i| journey.page.plus(i as u64)) {
+                if let Some((_, address)) = self.core.regions().address_of(page) {
+                    let _ = target.uffd.wake(Span::of_pages(address, 1));
+                }
+            }
         }
         if served && let Some(fault) = journey.fault {
             self.shared.histogram.record(now_ns() - fault.since_ns);
@@ -241,7 +254,7 @@ impl Driver {
     fn run_of(&self, journey: &Journey, from: usize) -> Option<(Address, usize)> {
         let place = |i: usize| {
             let page = journey.page.plus(i as u64);
-            let wanted = journey.lost & 1 << i == 0
+            let wanted = (journey.lost | journey.later) & 1 << i == 0
                 && journey.handles[i].is_some_and(|handle| self.core.is_coming(page, handle));
             let place = self.core.regions().address_of(page).filter(|_| wanted);
             place.filter(|(target, _)| *target == journey.target).map(|(_, address)| address)
