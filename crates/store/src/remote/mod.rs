@@ -14,7 +14,7 @@ pub(crate) mod names;
 mod ops;
 pub(crate) mod protocol;
 mod requests;
-mod server;
+pub(crate) mod server;
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -147,10 +147,12 @@ impl<P: Protocol> Remote<P> {
 
     /// Where to put a page: of two servers at random the one with less to do, or with more room.
     fn choose(&mut self, now: Instant) -> Result<u8, StoreError> {
-        let usable = |server: &Server<P>| server.is_ready() && !server.is_full(now);
+        let puts_max = self.puts_max();
+        let usable = |server: &Server<P>| server.takes(now, puts_max);
         let count = self.servers.iter().filter(|server| usable(server)).count();
         if count == 0 {
-            let full = self.servers.iter().any(Server::is_ready);
+            let mut ready = self.servers.iter().filter(|server| server.is_ready()).peekable();
+            let full = ready.peek().is_some() && ready.all(|server| server.is_full(now));
             return Err(if full { StoreError::Full } else { StoreError::Unavailable });
         }
         let picks = [self.random_below(count), self.random_below(count)];
@@ -158,10 +160,16 @@ impl<P: Protocol> Remote<P> {
         let [a, b] = picks.map(|pick| nth(pick).expect("counted"));
         let cost = |server: &Server<P>| {
             let condition = server.condition;
-            (condition.free_pages == 0, condition.load / 64, std::cmp::Reverse(condition.free_pages))
+            let busy = (condition.load / 64, server.puts / (protocol::BATCH_MAX * 2));
+            (condition.free_pages == 0, busy, std::cmp::Reverse(condition.free_pages))
         };
         let better = if cost(b.1) < cost(a.1) { b.0 } else { a.0 };
         Ok(u8::try_from(better).expect("at most 255 servers"))
+    }
+
+    /// Puts that one server may have under way: one that does not answer must not take all there are.
+    fn puts_max(&self) -> usize {
+        (ops::PUTS_MAX / self.servers.len()).max(protocol::BATCH_MAX)
     }
 
     fn random_below(&mut self, limit: usize) -> usize {
@@ -205,6 +213,7 @@ impl<P: Protocol> Remote<P> {
             State::Putting | State::Getting => {
                 let (id, op) = self.ops.at(slot.op);
                 if op.stage == Stage::Queued {
+                    self.servers[usize::from(slot.server)].puts -= usize::from(slot.state == State::Putting);
                     self.ops.end(id);
                     self.leave_unless(handle, slot.state == State::Putting);
                 }
@@ -264,7 +273,10 @@ impl<P: Protocol> Remote<P> {
             let mut body = answer.body;
             for asked in items {
                 match (*asked, if pages > 0 { body.next() } else { None }) {
-                    (Asked::Put(op), Some(Item::Kept)) => put_done(op, handles, ops, &mut server.leaving, done),
+                    (Asked::Put(op), Some(Item::Kept)) => {
+                        server.puts -= 1;
+                        put_done(op, handles, ops, &mut server.leaving, done);
+                    }
                     (Asked::Put(op), Some(Item::Full)) => {
                         full = true;
                         declined.push(op);
@@ -359,6 +371,7 @@ impl<P: Protocol> Remote<P> {
     fn fail_put(&mut self, id: OpId, error: StoreError, unheard: bool, done: &mut dyn FnMut(Completion<'_>)) {
         let handle = self.ops.get_mut(id).expect("it is under way").handle;
         self.ops.end(id);
+        self.servers[usize::from(self.handles.slot(handle).server)].puts -= 1;
         let abandoned = self.handles.is_abandoned(handle);
         self.handles.release_all(handle);
         self.leave_unless(handle, unheard);
@@ -374,7 +387,9 @@ impl<P: Protocol> Remote<P> {
             match self.choose(now) {
                 Ok(server) if !self.handles.is_abandoned(handle) => {
                     self.ops.get_mut(id).expect("as before").stage = Stage::Queued;
-                    self.handles.slot_mut(handle).server = server;
+                    let before = std::mem::replace(&mut self.handles.slot_mut(handle).server, server);
+                    self.servers[usize::from(before)].puts -= 1;
+                    self.servers[usize::from(server)].puts += 1;
                     self.servers[usize::from(server)].queues.puts.push_back(id);
                 }
                 Ok(_) => self.fail_put(id, StoreError::Full, true, done),
@@ -533,6 +548,7 @@ impl<P: Protocol> Store for Remote<P> {
         let handle = self.handles.insert(slot).ok_or(StoreError::Full)?;
         let op = self.ops.put(handle, page, now);
         self.handles.slot_mut(handle).op = op.place();
+        self.servers[usize::from(server)].puts += 1;
         self.servers[usize::from(server)].queues.puts.push_back(op);
         if let Some(previous) = previous {
             self.free(previous);
@@ -609,7 +625,7 @@ impl<P: Protocol> Store for Remote<P> {
     }
 
     fn accepts(&self) -> bool {
-        let now = Instant::now();
-        self.ops.has_page() && self.servers.iter().any(|server| server.is_ready() && !server.is_full(now))
+        let (now, puts_max) = (Instant::now(), self.puts_max());
+        self.ops.has_page() && self.servers.iter().any(|server| server.takes(now, puts_max))
     }
 }
