@@ -1,7 +1,7 @@
 //! Where evicted pages live.
 //!
 //! A [`Store`] keeps pages under handles of its own choosing; the page table remembers the handle. [`Local`] is the
-//! embedded pool, [`remote`] the pools on other hosts, [`file`] a disk; [`pool::Url`] says how users name one.
+//! embedded pool, [`remote`] the pools on other hosts, [`mod@file`] a disk; [`pool::Url`] says how users name one.
 #![deny(unsafe_code)]
 
 mod arena;
