@@ -17,6 +17,9 @@ use spillway_wire::hello::{CHALLENGE_BYTES, Hello, REPLY_BYTES_MAX, Reply, Trans
 use spillway_wire::request::{self, Class, PutPage};
 use spillway_wire::{Content, Key};
 
+/// Room for the answers to a full pipeline: small, to stay in the CPU's cache.
+const BUFFER_BYTES: usize = 192 << 10;
+
 type Fallible<T> = Result<T, Box<dyn std::error::Error>>;
 
 /// The words of a protocol.
@@ -245,7 +248,7 @@ fn drive(words: &mut impl Words, address: &str, given: Given) -> Fallible<(u64, 
         let mut stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
         words.connect(&mut stream)?;
-        connections.push(Connection { stream, buffer: vec![0; 1 << 20], filled: 0, outstanding: 0 });
+        connections.push(Connection { stream, buffer: vec![0; BUFFER_BYTES], filled: 0, outstanding: 0 });
     }
     let mut filler = 0x9e37_79b9_7f4a_7c15u64;
     let mut page = [0; PAGE_BYTES];

@@ -1,7 +1,7 @@
 //! Where evicted pages live.
 //!
 //! A [`Store`] keeps pages under handles of its own choosing; the page table remembers the handle. [`Local`] is the
-//! embedded pool, [`remote`] the pools on other hosts, [`file`] a disk; [`pool::Url`] says how users name one.
+//! embedded pool, [`remote`] the pools on other hosts, [`mod@file`] a disk; [`pool::Url`] says how users name one.
 #![deny(unsafe_code)]
 
 mod arena;
@@ -123,6 +123,7 @@ pub trait Store: Send {
     fn put(&mut self, page: &Page, previous: Option<Handle>) -> Result<Put, StoreError>;
     /// Copies the page behind `handle` to `into`, verified against its checksum, or asks for it. What fails for now is
     /// asked for again by the store itself, up to a deadline. A pending get that becomes urgent may be asked again.
+    /// [`StoreError::Unavailable`] means that far too many are pending: ask later.
     fn get(&mut self, handle: Handle, urgency: Urgency, into: &mut Page) -> Result<Got, StoreError>;
     /// One more reference to the same page (a fork: parent and child each own one). Same or another handle value.
     fn share(&mut self, handle: Handle) -> Handle;

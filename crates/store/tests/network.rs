@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use common::proxy::Proxy;
 use common::{PATIENCE, Server, client, free_port, memcached_arguments, page, redis_arguments, refusal};
 use spillway_store::blocking::Client;
-use spillway_store::{Handle, StoreError};
+use spillway_store::{Handle, Put, StoreError};
 
 fn put_all(client: &mut Client, numbers: std::ops::Range<u64>) -> Vec<(u64, Handle)> {
     numbers.map(|number| (number, client.put(&page(number), None, PATIENCE).unwrap())).collect()
@@ -241,4 +241,27 @@ fn faults_are_made_as_often_as_was_asked() {
     let pages = put_all(&mut client, 0..400);
     let right = right_or_lost(&mut client, &pages);
     assert!((180..270).contains(&right), "{right} of 400");
+}
+
+#[test]
+fn a_server_that_stops_does_not_hold_up_the_others() {
+    let (Some(one), Some(two)) = (Server::redis(&[]), Server::redis(&[])) else { return };
+    let mut client = client(&format!("redis://127.0.0.1:{},127.0.0.1:{}", one.port, two.port));
+    one.signal("-STOP");
+    let started = Instant::now();
+    let mut pending = Vec::new();
+    while pending.len() < 2000 && started.elapsed() < Duration::from_millis(2500) {
+        match client.store().put(&page(pending.len() as u64), None) {
+            Ok(Put::Pending(handle)) => pending.push(handle),
+            other => {
+                assert_eq!(other, Err(StoreError::Unavailable));
+                client.step(Duration::from_millis(20));
+            }
+        }
+    }
+    one.signal("-CONT");
+    assert_eq!(pending.len(), 2000, "only one server was stopped");
+    let kept = pending.into_iter().zip(0..).map(|(handle, number)| (number, client.finish_put(handle).unwrap()));
+    let pages: Vec<(u64, Handle)> = kept.collect();
+    assert_all(&mut client, &pages);
 }

@@ -12,6 +12,7 @@ use super::open::read_token;
 use super::{Cache, Host, OpenError, OpenErrorKind, Url};
 use crate::remote::names::number;
 use crate::remote::protocol::{Greeting, Protocol};
+use crate::remote::server;
 use crate::tcp;
 
 /// How long a server may take for each answer.
@@ -85,6 +86,7 @@ fn fail(kind: OpenErrorKind, text: impl Into<String>) -> OpenError {
 }
 
 fn broken(error: &io::Error) -> OpenError {
+    let error = server::plain(error);
     fail(OpenErrorKind::Unreachable, format!("it does not answer ({error}): see whether it is started and reachable"))
 }
 

@@ -2,19 +2,21 @@
 //!
 //! A page lives at one server, chosen when it is put. Invariants:
 //! - A handle names one page for as long as anyone refers to it, and is given anew only after the server has forgotten
-//!   that page ([`handles`]), so neither a late answer nor a late request can mix pages up.
+//!   that page (`handles.rs`), so neither a late answer nor a late request can mix pages up.
 //! - Every page is verified against the checksum that was kept here, with a key that no server knows.
 //! - A put is complete when the server has said so. What is under way when a connection ends is told at once
 //!   ([`StoreError::Unavailable`]: the pager still has the page) or, for a get, asked again until its deadline.
 //! - Nothing blocks, and gets allocate nothing.
 
+mod answers;
 mod connection;
 pub(crate) mod handles;
 pub(crate) mod names;
 mod ops;
 pub(crate) mod protocol;
 mod requests;
-mod server;
+pub(crate) mod server;
+mod trouble;
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -25,24 +27,19 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 use spillway_core::{PAGE_BYTES, Page};
 
-use crate::codec::unpack;
 use crate::hash::PageHash;
 use crate::pool::{OpenError, OpenErrorKind};
 use crate::{Completion, Got, Handle, Put, Status, Store, StoreError, Urgency};
 use handles::{Handles, Slot, State};
 use ops::{Kind, OpId, Ops, Stage};
-use protocol::{Body, Item, Protocol, Refusal};
-use requests::Asked;
-use server::{Link, Server};
+use protocol::Protocol;
+use server::Server;
 
 /// How often deadlines are looked at while all servers are well, and while one is not.
 const TICK_CALM: Duration = Duration::from_millis(250);
 const TICK_TROUBLED: Duration = Duration::from_millis(20);
 /// How long a server may be silent while something is asked of it, unless the deadline is shorter.
 const PATIENCE_MAX: Duration = Duration::from_secs(3);
-
-/// How long leaving takes at most: a million pages, at 500,000 a second.
-const PARTING: Duration = Duration::from_secs(2);
 
 /// What all remote pools may be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,10 +144,12 @@ impl<P: Protocol> Remote<P> {
 
     /// Where to put a page: of two servers at random the one with less to do, or with more room.
     fn choose(&mut self, now: Instant) -> Result<u8, StoreError> {
-        let usable = |server: &Server<P>| server.is_ready() && !server.is_full(now);
+        let puts_max = self.puts_max();
+        let usable = |server: &Server<P>| server.takes(now, puts_max);
         let count = self.servers.iter().filter(|server| usable(server)).count();
         if count == 0 {
-            let full = self.servers.iter().any(Server::is_ready);
+            let mut ready = self.servers.iter().filter(|server| server.is_ready()).peekable();
+            let full = ready.peek().is_some() && ready.all(|server| server.is_full(now));
             return Err(if full { StoreError::Full } else { StoreError::Unavailable });
         }
         let picks = [self.random_below(count), self.random_below(count)];
@@ -158,10 +157,16 @@ impl<P: Protocol> Remote<P> {
         let [a, b] = picks.map(|pick| nth(pick).expect("counted"));
         let cost = |server: &Server<P>| {
             let condition = server.condition;
-            (condition.free_pages == 0, condition.load / 64, std::cmp::Reverse(condition.free_pages))
+            let busy = (condition.load / 64, server.puts / (protocol::BATCH_MAX * 2));
+            (condition.free_pages == 0, busy, std::cmp::Reverse(condition.free_pages))
         };
         let better = if cost(b.1) < cost(a.1) { b.0 } else { a.0 };
         Ok(u8::try_from(better).expect("at most 255 servers"))
+    }
+
+    /// Puts that one server may have under way: one that does not answer must not take all there are.
+    fn puts_max(&self) -> usize {
+        (ops::PUTS_MAX / self.servers.len()).max(protocol::BATCH_MAX)
     }
 
     fn random_below(&mut self, limit: usize) -> usize {
@@ -205,6 +210,7 @@ impl<P: Protocol> Remote<P> {
             State::Putting | State::Getting => {
                 let (id, op) = self.ops.at(slot.op);
                 if op.stage == Stage::Queued {
+                    self.servers[usize::from(slot.server)].puts -= usize::from(slot.state == State::Putting);
                     self.ops.end(id);
                     self.leave_unless(handle, slot.state == State::Putting);
                 }
@@ -227,282 +233,6 @@ impl<P: Protocol> Remote<P> {
     fn leave_unless(&mut self, handle: Handle, unheard: bool) {
         if unheard { self.handles.recycle(handle) } else { self.leave(handle) }
     }
-
-    /// Receives from one server and acts on it; an error ends the connection.
-    fn serve(&mut self, at: usize, now: Instant, done: &mut dyn FnMut(Completion<'_>)) -> Result<(), Refusal> {
-        if !self.servers[at].is_ready() && self.servers[at].advance(self.poller.as_fd(), now)? {
-            self.give_up_forgotten(at, done);
-        }
-        let Self { servers, handles, ops, hash, scratch, declined, .. } = self;
-        let server = &mut servers[at];
-        let Link::Ready(connection) = &mut server.link else { return Ok(()) };
-        // What came before an end counts.
-        let received = connection.receive();
-        let mut full = false;
-        loop {
-            let input = connection.input();
-            let answer = server.protocol.answer(input).map_err(|malformed| other_protocol(malformed.0))?;
-            let Some((answer, bytes)) = answer else {
-                if input.len() >= P::ANSWER_BYTES_MAX {
-                    return Err(other_protocol("answers are short"));
-                }
-                break;
-            };
-            server.heard = now;
-            if let Some(condition) = answer.condition {
-                server.condition = condition;
-            }
-            if let Body::Goodbye(why) = answer.body {
-                return Err(why);
-            }
-            let nothing = || other_protocol("an answer to what was not asked");
-            let items = server.requests.items(answer.id).ok_or_else(nothing)?;
-            let pages = items.iter().filter(|item| !matches!(item, Asked::Free(_))).count();
-            if pages != answer.body.len() {
-                return Err(other_protocol("an answer for each page"));
-            }
-            let mut body = answer.body;
-            for asked in items {
-                match (*asked, if pages > 0 { body.next() } else { None }) {
-                    (Asked::Put(op), Some(Item::Kept)) => put_done(op, handles, ops, &mut server.leaving, done),
-                    (Asked::Put(op), Some(Item::Full)) => {
-                        full = true;
-                        declined.push(op);
-                    }
-                    (Asked::Get(op), Some(item @ (Item::Bytes(_) | Item::Zero | Item::Gone))) => {
-                        let page = verify(item, handles, ops, op, hash, scratch);
-                        got(op, page, handles, ops, &mut server.leaving, done);
-                    }
-                    (Asked::Free(bits), None) => {
-                        handles.recycle(Handle::from_bits(bits).expect("it was one"));
-                    }
-                    _ => return Err(other_protocol("an answer to what was asked")),
-                }
-            }
-            server.requests.end(answer.id);
-            connection.consume(bytes);
-        }
-        if full {
-            server.note_full(now);
-        }
-        received.map_err(|error| server::ended(&error))
-    }
-
-    /// Ends what was under way at a server that has forgotten everything.
-    fn give_up_forgotten(&mut self, at: usize, done: &mut dyn FnMut(Completion<'_>)) {
-        for id in self.ops.ids() {
-            let Some(&mut op) = self.ops.get_mut(id) else { continue };
-            let slot = *self.handles.slot(op.handle);
-            let is_get = matches!(op.kind, Kind::Get(_)) && op.stage == Stage::Queued;
-            if is_get && usize::from(slot.server) == at && !self.servers[at].has(slot.epoch) {
-                self.lose(id, done);
-            }
-        }
-    }
-
-    /// Tells that a page will not come.
-    fn lose(&mut self, id: OpId, done: &mut dyn FnMut(Completion<'_>)) {
-        let op = self.ops.get_mut(id).expect("it is under way");
-        let handle = op.handle;
-        let sent = op.stage == Stage::Sent;
-        op.stage = Stage::Given;
-        if !sent {
-            self.ops.end(id);
-        }
-        self.handles.slot_mut(handle).state = State::Lost;
-        if self.handles.is_abandoned(handle) {
-            self.leave(handle);
-        } else {
-            done(Completion::Got { handle, page: Err(StoreError::Lost) });
-        }
-    }
-
-    /// A connection has ended: puts are told, gets and frees wait for the next one.
-    fn disconnect(&mut self, at: usize, why: Refusal, now: Instant, done: &mut dyn FnMut(Completion<'_>)) {
-        while let Some(items) = self.servers[at].requests.take_any() {
-            for item in items {
-                match item {
-                    Asked::Put(id) => self.fail_put(id, StoreError::Unavailable, false, done),
-                    Asked::Get(id) => self.ask_again(at, id),
-                    Asked::Free(bits) => {
-                        let handle = Handle::from_bits(bits).expect("it was one");
-                        self.servers[at].forget(&mut self.handles, handle);
-                    }
-                }
-            }
-        }
-        while let Some(id) = self.servers[at].queues.puts.pop_front() {
-            if self.ops.get_mut(id).is_some() {
-                self.fail_put(id, StoreError::Unavailable, true, done);
-            }
-        }
-        self.servers[at].close(why, now);
-        self.set_tick(TICK_TROUBLED);
-    }
-
-    fn ask_again(&mut self, at: usize, id: OpId) {
-        let op = self.ops.get_mut(id).expect("it is under way");
-        let handle = op.handle;
-        if op.stage == Stage::Given {
-            self.ops.end(id);
-        } else if self.handles.is_abandoned(handle) {
-            self.ops.end(id);
-            self.leave(handle);
-        } else {
-            op.stage = Stage::Queued;
-            let kind = op.kind;
-            self.servers[at].queues.of(kind).push_back(id);
-        }
-    }
-
-    /// The page was not kept. The server may have it all the same, unless it was never sent or was declined.
-    fn fail_put(&mut self, id: OpId, error: StoreError, unheard: bool, done: &mut dyn FnMut(Completion<'_>)) {
-        let handle = self.ops.get_mut(id).expect("it is under way").handle;
-        self.ops.end(id);
-        let abandoned = self.handles.is_abandoned(handle);
-        self.handles.release_all(handle);
-        self.leave_unless(handle, unheard);
-        if !abandoned {
-            done(Completion::Put { handle, result: Err(error) });
-        }
-    }
-
-    /// Finds other places for what was declined.
-    fn place_elsewhere(&mut self, now: Instant, done: &mut dyn FnMut(Completion<'_>)) {
-        while let Some(id) = self.declined.pop() {
-            let handle = self.ops.get_mut(id).expect("it is under way").handle;
-            match self.choose(now) {
-                Ok(server) if !self.handles.is_abandoned(handle) => {
-                    self.ops.get_mut(id).expect("as before").stage = Stage::Queued;
-                    self.handles.slot_mut(handle).server = server;
-                    self.servers[usize::from(server)].queues.puts.push_back(id);
-                }
-                Ok(_) => self.fail_put(id, StoreError::Full, true, done),
-                Err(error) => self.fail_put(id, error, true, done),
-            }
-        }
-    }
-
-    fn keep_house(&mut self, now: Instant, done: &mut dyn FnMut(Completion<'_>)) {
-        let mut expirations = [0; 8];
-        let _ = rustix::io::read(&self.timer, &mut expirations);
-        let patience = self.patience();
-        for at in 0..self.servers.len() {
-            if let Err(why) = self.servers[at].keep_alive(now, patience) {
-                self.disconnect(at, why, now, done);
-            }
-        }
-        if self.ops.is_overdue(now) {
-            for id in self.ops.ids() {
-                if self.ops.get_mut(id).is_some_and(|op| op.is_overdue(now)) {
-                    self.lose(id, done);
-                }
-            }
-        }
-        let calm = self.servers.iter().all(Server::is_ready);
-        self.set_tick(if calm { TICK_CALM } else { TICK_TROUBLED });
-        self.next_tick = now + self.tick / 2;
-    }
-}
-
-impl<P: Protocol> Drop for Remote<P> {
-    /// Caches keep what they were given for ever, so it is freed as far as a moment allows.
-    fn drop(&mut self) {
-        if P::FORGETS {
-            return;
-        }
-        let until = Instant::now() + PARTING;
-        let mut left: Vec<Handle> = self.handles.held().collect();
-        while Instant::now() < until && self.servers.iter().any(Server::is_ready) {
-            while let Some(handle) = left.pop() {
-                self.handles.release_all(handle);
-                self.abandon(handle);
-            }
-            if self.servers.iter().all(|server| server.leaving.is_empty() && server.requests.len() == 0) {
-                break;
-            }
-            self.progress(&mut |_| {});
-            wait(self.poller.as_fd(), TICK_TROUBLED);
-        }
-    }
-}
-
-/// The server has a page.
-fn put_done(
-    id: OpId,
-    handles: &mut Handles,
-    ops: &mut Ops,
-    leaving: &mut handles::List,
-    done: &mut dyn FnMut(Completion<'_>),
-) {
-    let handle = ops.get_mut(id).expect("it is under way").handle;
-    ops.end(id);
-    if handles.is_abandoned(handle) {
-        handles.slot_mut(handle).state = State::Leaving;
-        handles.push(leaving, handle);
-    } else {
-        handles.slot_mut(handle).state = State::Kept;
-        done(Completion::Put { handle, result: Ok(()) });
-    }
-}
-
-/// The page that a server gave, if it is the one that was put.
-fn verify<'a>(
-    item: Item<'a>,
-    handles: &Handles,
-    ops: &mut Ops,
-    id: OpId,
-    hash: &PageHash,
-    scratch: &'a mut Page,
-) -> Result<&'a Page, StoreError> {
-    let op = ops.get_mut(id).expect("it is under way");
-    let wanted = handles.slot(op.handle).checksum;
-    if op.stage == Stage::Given || handles.is_abandoned(op.handle) {
-        return Err(StoreError::Lost);
-    }
-    let page: &Page = match item {
-        Item::Bytes(bytes) => match <&Page>::try_from(bytes) {
-            Ok(page) => page,
-            Err(_) => {
-                unpack(bytes, scratch).map_err(|_| StoreError::Corrupt)?;
-                scratch
-            }
-        },
-        Item::Zero => {
-            scratch.fill(0);
-            scratch
-        }
-        _ => return Err(StoreError::Lost),
-    };
-    if hash.of(page) == wanted { Ok(page) } else { Err(StoreError::Corrupt) }
-}
-
-/// A get was answered.
-fn got(
-    id: OpId,
-    page: Result<&Page, StoreError>,
-    handles: &mut Handles,
-    ops: &mut Ops,
-    leaving: &mut handles::List,
-    done: &mut dyn FnMut(Completion<'_>),
-) {
-    let op = *ops.get_mut(id).expect("it is under way");
-    ops.end(id);
-    if op.stage == Stage::Given {
-        return;
-    }
-    if handles.is_abandoned(op.handle) {
-        handles.slot_mut(op.handle).state = State::Leaving;
-        handles.push(leaving, op.handle);
-    } else {
-        handles.slot_mut(op.handle).state = if page.is_ok() { State::Kept } else { State::Lost };
-        done(Completion::Got { handle: op.handle, page });
-    }
-}
-
-fn other_protocol(expected: &str) -> Refusal {
-    let text = format!("it speaks another protocol (expected: {expected}): check the scheme and the port");
-    (OpenErrorKind::Protocol, text)
 }
 
 /// Waits until the descriptor is readable.
@@ -533,6 +263,7 @@ impl<P: Protocol> Store for Remote<P> {
         let handle = self.handles.insert(slot).ok_or(StoreError::Full)?;
         let op = self.ops.put(handle, page, now);
         self.handles.slot_mut(handle).op = op.place();
+        self.servers[usize::from(server)].puts += 1;
         self.servers[usize::from(server)].queues.puts.push_back(op);
         if let Some(previous) = previous {
             self.free(previous);
@@ -609,7 +340,7 @@ impl<P: Protocol> Store for Remote<P> {
     }
 
     fn accepts(&self) -> bool {
-        let now = Instant::now();
-        self.ops.has_page() && self.servers.iter().any(|server| server.is_ready() && !server.is_full(now))
+        let (now, puts_max) = (Instant::now(), self.puts_max());
+        self.ops.has_page() && self.servers.iter().any(|server| server.takes(now, puts_max))
     }
 }

@@ -61,6 +61,8 @@ pub(crate) struct Server<P> {
     pub(crate) grant: Grant,
     pub(crate) condition: Condition,
     full_until: Option<Instant>,
+    /// Puts that wait for it or that it has not answered.
+    pub(crate) puts: usize,
     pub(crate) heard: Instant,
     spoke: Instant,
     pause: Duration,
@@ -87,6 +89,7 @@ impl<P: Protocol> Server<P> {
             grant,
             condition: Condition::default(),
             full_until: None,
+            puts: 0,
             heard: now,
             spoke: now,
             pause: PAUSE_MIN,
@@ -100,6 +103,11 @@ impl<P: Protocol> Server<P> {
 
     pub(crate) fn is_full(&self, now: Instant) -> bool {
         self.full_until.is_some_and(|until| now < until)
+    }
+
+    /// Whether a page may be put there, if a server may have so many under way.
+    pub(crate) fn takes(&self, now: Instant, puts_max: usize) -> bool {
+        self.is_ready() && !self.is_full(now) && self.puts < puts_max
     }
 
     /// It declined a page.
@@ -361,7 +369,7 @@ fn silent() -> Refusal {
 }
 
 /// As the system says it, without its number.
-fn plain(error: &io::Error) -> String {
+pub(crate) fn plain(error: &io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or_default().to_lowercase()
 }

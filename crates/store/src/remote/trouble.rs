@@ -1,0 +1,164 @@
+//! Servers that decline, fall silent, go, or forget; and leaving them.
+
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use super::handles::State;
+use super::ops::{Kind, OpId, Stage};
+use super::protocol::{Protocol, Refusal};
+use super::requests::Asked;
+use super::server::Server;
+use super::{Remote, TICK_CALM, TICK_TROUBLED, wait};
+use crate::{Completion, Handle, Store, StoreError};
+
+/// How long leaving takes at most: a million pages, at 500,000 a second.
+const PARTING: Duration = Duration::from_secs(2);
+
+impl<P: Protocol> Remote<P> {
+    /// Ends what was under way at a server that has forgotten everything.
+    pub(super) fn give_up_forgotten(&mut self, at: usize, done: &mut dyn FnMut(Completion<'_>)) {
+        for id in self.ops.ids() {
+            let Some(&mut op) = self.ops.get_mut(id) else { continue };
+            let slot = *self.handles.slot(op.handle);
+            let is_get = matches!(op.kind, Kind::Get(_)) && op.stage == Stage::Queued;
+            if is_get && usize::from(slot.server) == at && !self.servers[at].has(slot.epoch) {
+                self.lose(id, done);
+            }
+        }
+    }
+
+    /// Tells that a page will not come.
+    pub(super) fn lose(&mut self, id: OpId, done: &mut dyn FnMut(Completion<'_>)) {
+        let op = self.ops.get_mut(id).expect("it is under way");
+        let handle = op.handle;
+        let sent = op.stage == Stage::Sent;
+        op.stage = Stage::Given;
+        if !sent {
+            self.ops.end(id);
+        }
+        self.handles.slot_mut(handle).state = State::Lost;
+        if self.handles.is_abandoned(handle) {
+            self.leave(handle);
+        } else {
+            done(Completion::Got { handle, page: Err(StoreError::Lost) });
+        }
+    }
+
+    /// A connection has ended: puts are told, gets and frees wait for the next one.
+    pub(super) fn disconnect(&mut self, at: usize, why: Refusal, now: Instant, done: &mut dyn FnMut(Completion<'_>)) {
+        while let Some(items) = self.servers[at].requests.take_any() {
+            for item in items {
+                match item {
+                    Asked::Put(id) => self.fail_put(id, StoreError::Unavailable, false, done),
+                    Asked::Get(id) => self.ask_again(at, id),
+                    Asked::Free(bits) => {
+                        let handle = Handle::from_bits(bits).expect("it was one");
+                        self.servers[at].forget(&mut self.handles, handle);
+                    }
+                }
+            }
+        }
+        while let Some(id) = self.servers[at].queues.puts.pop_front() {
+            if self.ops.get_mut(id).is_some() {
+                self.fail_put(id, StoreError::Unavailable, true, done);
+            }
+        }
+        self.servers[at].close(why, now);
+        self.set_tick(TICK_TROUBLED);
+    }
+
+    pub(super) fn ask_again(&mut self, at: usize, id: OpId) {
+        let op = self.ops.get_mut(id).expect("it is under way");
+        let handle = op.handle;
+        if op.stage == Stage::Given {
+            self.ops.end(id);
+        } else if self.handles.is_abandoned(handle) {
+            self.ops.end(id);
+            self.leave(handle);
+        } else {
+            op.stage = Stage::Queued;
+            let kind = op.kind;
+            self.servers[at].queues.of(kind).push_back(id);
+        }
+    }
+
+    /// The page was not kept. The server may have it all the same, unless it was never sent or was declined.
+    pub(super) fn fail_put(
+        &mut self,
+        id: OpId,
+        error: StoreError,
+        unheard: bool,
+        done: &mut dyn FnMut(Completion<'_>),
+    ) {
+        let handle = self.ops.get_mut(id).expect("it is under way").handle;
+        self.ops.end(id);
+        self.servers[usize::from(self.handles.slot(handle).server)].puts -= 1;
+        let abandoned = self.handles.is_abandoned(handle);
+        self.handles.release_all(handle);
+        self.leave_unless(handle, unheard);
+        if !abandoned {
+            done(Completion::Put { handle, result: Err(error) });
+        }
+    }
+
+    /// Finds other places for what was declined.
+    pub(super) fn place_elsewhere(&mut self, now: Instant, done: &mut dyn FnMut(Completion<'_>)) {
+        while let Some(id) = self.declined.pop() {
+            let handle = self.ops.get_mut(id).expect("it is under way").handle;
+            match self.choose(now) {
+                Ok(server) if !self.handles.is_abandoned(handle) => {
+                    self.ops.get_mut(id).expect("as before").stage = Stage::Queued;
+                    let before = std::mem::replace(&mut self.handles.slot_mut(handle).server, server);
+                    self.servers[usize::from(before)].puts -= 1;
+                    self.servers[usize::from(server)].puts += 1;
+                    self.servers[usize::from(server)].queues.puts.push_back(id);
+                }
+                Ok(_) => self.fail_put(id, StoreError::Full, true, done),
+                Err(error) => self.fail_put(id, error, true, done),
+            }
+        }
+    }
+
+    pub(super) fn keep_house(&mut self, now: Instant, done: &mut dyn FnMut(Completion<'_>)) {
+        let mut expirations = [0; 8];
+        let _ = rustix::io::read(&self.timer, &mut expirations);
+        let patience = self.patience();
+        for at in 0..self.servers.len() {
+            if let Err(why) = self.servers[at].keep_alive(now, patience) {
+                self.disconnect(at, why, now, done);
+            }
+        }
+        if self.ops.is_overdue(now) {
+            for id in self.ops.ids() {
+                if self.ops.get_mut(id).is_some_and(|op| op.is_overdue(now)) {
+                    self.lose(id, done);
+                }
+            }
+        }
+        let calm = self.servers.iter().all(Server::is_ready);
+        self.set_tick(if calm { TICK_CALM } else { TICK_TROUBLED });
+        self.next_tick = now + self.tick / 2;
+    }
+}
+
+impl<P: Protocol> Drop for Remote<P> {
+    /// Caches keep what they were given for ever, so it is freed as far as a moment allows.
+    fn drop(&mut self) {
+        if P::FORGETS {
+            return;
+        }
+        let until = Instant::now() + PARTING;
+        let mut left: Vec<Handle> = self.handles.held().collect();
+        while Instant::now() < until && self.servers.iter().any(Server::is_ready) {
+            while let Some(handle) = left.pop() {
+                self.handles.release_all(handle);
+                self.abandon(handle);
+            }
+            if self.servers.iter().all(|server| server.leaving.is_empty() && server.requests.len() == 0) {
+                break;
+            }
+            self.progress(&mut |_| {});
+            wait(self.poller.as_fd(), TICK_TROUBLED);
+        }
+    }
+}
