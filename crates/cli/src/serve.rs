@@ -23,7 +23,7 @@ const TOKEN_BYTES_MAX: u64 = 4096;
 /// What `spillway serve` is given.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Where to listen; 0.0.0.0:7070 for other hosts, port 0 for any
+    /// Where to listen; 0.0.0.0:7070 lets other hosts in
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7070")]
     listen: String,
     /// Memory to lend: 512M, 64G [default: half of what is available now]

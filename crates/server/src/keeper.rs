@@ -106,10 +106,10 @@ fn is_short(pool: &Pool) -> bool {
 }
 
 /// The file took no page.
-struct Refused;
+pub(crate) struct Refused;
 
 /// Moves a page to the file, unless it was got since the clock came by last. Whether it moved.
-fn send_away(pool: &Pool, number: NonZeroU32) -> Result<bool, Refused> {
+pub(crate) fn send_away(pool: &Pool, number: NonZeroU32) -> Result<bool, Refused> {
     let Some(spill) = &pool.spill else { return Err(Refused) };
     let Some(held) = pool.pages.try_hold(number) else { return Ok(false) };
     let moved = if pool.pages.was_touched(number) { Ok(false) } else { write_away(pool, spill, &held) };

@@ -47,7 +47,7 @@ impl Spin {
             return LOOKS_MAX;
         }
         self.sleeps += 1;
-        if self.sleeps % SLEEPS_BETWEEN_TRIALS == 0 { LOOKS_MAX } else { 0 }
+        if self.sleeps.is_multiple_of(SLEEPS_BETWEEN_TRIALS) { LOOKS_MAX } else { 0 }
     }
 
     fn ended(&mut self, left: u32, found: bool) {

@@ -168,7 +168,7 @@ pub struct Hello {
     pub nonce: Nonce,
 }
 
-/// A hello that was received; nothing in it is believed before [`Received::verify`].
+/// A hello that was received; nothing in it is believed before it is proven.
 #[derive(Clone, Copy)]
 pub struct Received {
     /// What it says.

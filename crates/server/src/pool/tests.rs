@@ -7,6 +7,7 @@ use spillway_core::PAGE_BYTES;
 use spillway_wire::request::{self, Request, RequestBody};
 
 use super::*;
+use crate::keeper::send_away;
 
 const MIB: u64 = 1 << 20;
 
@@ -40,6 +41,13 @@ fn put(pool: &Pool, table: &Table, scope: u32, pages: &[(Key, u32)], work: &mut 
 fn get(pool: &Pool, table: &Table, key: Key, work: &mut Work) -> Option<u32> {
     pool.get(table, [key].into_iter(), work);
     let head = work.heads[0];
+    if let Some((_, held)) = work.away.pop() {
+        let (spill, place) = (pool.spill.as_ref().unwrap(), pool.pages.elsewhere(&held).unwrap());
+        let mut bytes = [0; PAGE_BYTES];
+        spill.read(place, &mut bytes).unwrap();
+        pool.let_go(held);
+        return Some(number_of(&bytes, head.checksum));
+    }
     let pin = work.pins.pop();
     match head.what {
         Got::Not(status) => {
@@ -51,12 +59,22 @@ fn get(pool: &Pool, table: &Table, key: Key, work: &mut Work) -> Option<u32> {
             let pin = pin.expect("in the arena");
             let bytes = *pool.pages.bytes(&pin);
             pool.unpin(pin);
-            assert_eq!(head.checksum, checksum(&bytes));
-            let number = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-            assert!(bytes == page(number));
-            Some(number)
+            Some(number_of(&bytes, head.checksum))
         }
     }
+}
+
+fn number_of(bytes: &Page, expected: u64) -> u32 {
+    let number = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+    assert!(*bytes == page(number) && expected == checksum(bytes));
+    number
+}
+
+/// A file for the pool's cold pages.
+fn spill() -> Spill {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let name = format!("spillway-pool-{}-{}", std::process::id(), COUNT.fetch_add(1, Relaxed));
+    Spill::create(&std::env::temp_dir().join(name), MIB).unwrap()
 }
 
 fn free(pool: &Pool, table: &Table, scope: u32, key: Key, work: &mut Work) -> u32 {
@@ -79,6 +97,8 @@ enum Step {
     Free(usize, u32),
     Purge(usize),
     Settle,
+    /// The clock comes by at this page.
+    Cool(u32),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -89,6 +109,7 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (tenant.clone(), 0..40u32).prop_map(|(t, k)| Step::Free(t, k)),
         1 => tenant.prop_map(Step::Purge),
         1 => Just(Step::Settle),
+        3 => (1..60u32).prop_map(Step::Cool),
     ]
 }
 
@@ -109,9 +130,9 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn it_behaves_as_maps_do(steps in prop::collection::vec(step(), 1..120), sharing in 0..3usize) {
+    fn it_behaves_as_maps_do(steps in prop::collection::vec(step(), 1..120), sharing in 0..3usize, spilling: bool) {
         let dedupe = [Dedupe::Off, Dedupe::Tenant, Dedupe::Everyone][sharing];
-        let pool = Pool::new(4 * MIB, dedupe, None).unwrap();
+        let pool = Pool::new(4 * MIB, dedupe, spilling.then(spill)).unwrap();
         let tables: Vec<Table> = (0..3).map(|_| Table::new()).collect();
         let mut models = vec![HashMap::new(); 3];
         let mut work = Work::default();
@@ -137,11 +158,21 @@ proptest! {
                     models[tenant].clear();
                 }
                 Step::Settle => pool.settle(&mut work),
+                Step::Cool(number) => {
+                    let number = NonZeroU32::new(number.min(pool.pages.numbers_used())).filter(|_| spilling);
+                    // Twice, as the first time finds it used.
+                    let cooled = number.map(|number| send_away(&pool, number).and_then(|_| send_away(&pool, number)));
+                    prop_assert!(cooled.is_none_or(|cooled| cooled.is_ok()));
+                }
             }
             let held = pool.holdings();
             prop_assert_eq!(held.keys, models.iter().map(|model| model.len() as u64).sum::<u64>());
             prop_assert_eq!(held.zeros, models.iter().flat_map(|m| m.values()).filter(|n| **n == 0).count() as u64);
-            prop_assert_eq!(held.distinct, distinct(&models, dedupe) as u64);
+            let least = distinct(&models, dedupe) as u64;
+            // What is away is not compared, so it may be stored once more.
+            let away = pool.spill.as_ref().map_or(0, Spill::pages);
+            prop_assert!(held.distinct >= least && (spilling || held.distinct == least));
+            prop_assert!(away <= held.distinct);
             for (table, model) in tables.iter().zip(&models) {
                 prop_assert_eq!(table.len(), model.len() as u64);
             }
@@ -150,7 +181,9 @@ proptest! {
             pool.purge(table, &mut work);
         }
         prop_assert_eq!(pool.holdings(), Holdings { served: pool.holdings().served, ..Holdings::default() });
-        prop_assert_eq!(pool.budget.used() , pool.free.len() * (4096 + crate::budget::NUMBER_COST_BYTES));
+        prop_assert_eq!(pool.spill.as_ref().map_or(0, Spill::pages), 0);
+        let numbers = u64::from(pool.pages.numbers_used());
+        prop_assert_eq!(pool.budget.used(), pool.free.len() * 4096 + numbers * crate::budget::NUMBER_COST_BYTES);
         assert_wiped(&pool);
     }
 }

@@ -154,7 +154,7 @@ impl Pages {
     /// Writes a blank page.
     pub(crate) fn fill(&self, blank: &mut Blank, page: &Page) {
         // SAFETY: a blank page has one owner, who lends it exclusively here; published pages have other places.
-        unsafe { copy_to_cold(page, self.page_at(self.place(blank.0)).as_ptr()) };
+        unsafe { self.page_at(self.place(blank.0)).write(*page) };
     }
 
     /// Makes a blank page all zeros.
@@ -315,30 +315,6 @@ impl Pages {
         // and its fields are atomics.
         unsafe { self.metas.start().cast::<Meta>().add(number.get() as usize).as_ref() }
     }
-}
-
-/// Copies a page to where the CPU's caches have nothing of it. A string move writes whole lines without fetching them
-/// first; vector stores, as `memcpy` has for this size, fetch each, which takes longer than all else that a put does.
-///
-/// # Safety
-/// `into` is valid for writes and does not overlap `page`.
-unsafe fn copy_to_cold(page: &Page, into: *mut Page) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: reads one page and writes one, as the caller allows; the direction flag is clear, as the ABI has it.
-    unsafe {
-        std::arch::asm!(
-            "rep movsb",
-            inout("rcx") PAGE_BYTES => _,
-            inout("rsi") page.as_ptr() => _,
-            inout("rdi") into => _,
-            options(nostack, preserves_flags)
-        );
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    // SAFETY: as the caller allows.
-    unsafe {
-        into.write(*page)
-    };
 }
 
 /// The next number below `max`.
