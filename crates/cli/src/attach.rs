@@ -7,6 +7,7 @@ use crate::failure::Failure;
 use crate::progress::{self, Progress};
 use crate::report::{self, StatsFile};
 use crate::service::{Detachment, Service};
+use crate::trouble::Trouble;
 use crate::{control, local, pool, say, sockets, sys};
 use spillway_core::size::Bytes;
 use spillway_pager::{OnPagerDeath, Options, Pager};
@@ -82,6 +83,7 @@ fn serve(service: &Arc<Service>) {
     let mut progress: Option<(Progress, u64, Instant)> = None;
     let (told, failures) = mpsc::channel();
     let mut leaving = false;
+    let mut trouble = Trouble::default();
     loop {
         let asked = sys::next_signal(Some(TICK))
             .is_some_and(|caught| matches!(caught.number, libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT));
@@ -98,7 +100,7 @@ fn serve(service: &Arc<Service>) {
             }
             Detachment::None => {
                 progress = None;
-                service.snapshot(); // Remembers what is stored.
+                trouble.tell(&service.snapshot());
                 if !service.has_targets() {
                     return;
                 }

@@ -25,6 +25,7 @@ mod service;
 mod sockets;
 mod stops;
 mod sys;
+mod trouble;
 mod witness;
 
 use clap::error::{ContextKind, ErrorKind};

@@ -8,6 +8,7 @@ use crate::control::{self, Peer, Reply, Request};
 use crate::failure::{FAILED, Failure};
 use crate::lines::Lines;
 use crate::service::{Listing, Service};
+use crate::trouble::Trouble;
 use crate::{local, pool, say, sockets, sys};
 use serde_json::json;
 use spillway_pager::{OnPagerDeath, Options, Pager, Snapshot};
@@ -134,9 +135,10 @@ pub(crate) fn serve(args: &Args) -> Result<u8, Failure> {
         drop(gone);
     };
     control::thread("front").spawn(answer).map_err(failed)?;
+    let mut trouble = Trouble::default();
     while wait_gone.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
         service.mend_stops();
-        service.snapshot(); // Remembers what is stored.
+        trouble.tell(&service.snapshot());
     }
     sys::silence_stderr();
     while service.has_targets() {

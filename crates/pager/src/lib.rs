@@ -99,6 +99,10 @@ pub struct Snapshot {
     pub clean_drops: u64,
     /// Evicted pages that were all zeros, so that nothing is kept.
     pub zero_drops: u64,
+    /// Pages that the pool, or a capture, has lost: an access to one of them raises SIGBUS.
+    pub lost_pages: u64,
+    /// Whether the pool took no page when it was last asked: what cannot leave stays local, beyond the budget.
+    pub pool_full: bool,
     /// Faults per second over the last second or so.
     pub faults_per_s: f64,
     /// Memory of the page table.

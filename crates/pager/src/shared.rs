@@ -95,6 +95,7 @@ published!(
     store_bytes,
     table_bytes,
     processes,
+    pool_full,
 );
 
 /// Everything that is shared with the fault thread.
@@ -162,6 +163,7 @@ impl Shared {
             (&n.store_bytes, store.memory_bytes),
             (&n.table_bytes, core.table_bytes()),
             (&n.processes, processes),
+            (&n.pool_full, core.is_store_full().into()),
         ] {
             to.store(value, Relaxed);
         }
@@ -191,6 +193,8 @@ impl Shared {
             written_pages: get(&n.written_pages),
             clean_drops: get(&n.clean_drops),
             zero_drops: get(&n.zero_drops),
+            lost_pages: get(&n.lost_pages),
+            pool_full: get(&n.pool_full) != 0,
             table_bytes: get(&n.table_bytes),
             adopt_pause_us: get(&self.pause_ns) as f64 / 1e3,
             ..Snapshot::default()

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use spillway_core::page::HandleBits;
-use spillway_core::pager::{Outcome, Pager, Plan, Served};
+use spillway_core::pager::{Outcome, Pager, Plan, Served, Stop};
 use spillway_core::streams::BLOCK_PAGES_MAX;
 use spillway_core::{Address, PageIndex, Span, TargetId};
 use spillway_store::{Completion, Got, Store, StoreError, Urgency};
@@ -281,6 +281,9 @@ impl Driver {
         let plan = self.core.shorten(plan, clear as u64);
         let first = at * BLOCK + from;
         let outcome = target.uffd.copy(address, &self.journeys.blocks[first..first + clear]);
+        if outcome.stop == Some(Stop::NoMemory) {
+            self.stay();
+        }
         if faults {
             let served = self.core.installed(plan, outcome);
             return served == Served::Yes && outcome.stop.is_none() && clear == pages;
