@@ -4,7 +4,13 @@
 
 pub mod lz4;
 pub mod mappings;
+pub mod memcached_answers;
 pub mod pool_url;
 pub mod proc_files;
+pub mod redis_answers;
+pub mod server_connection;
 pub mod size;
+pub mod tcp_answers;
 pub mod uffd_message;
+pub mod wire_answer;
+pub mod wire_request;

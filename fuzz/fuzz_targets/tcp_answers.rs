@@ -1,12 +1,8 @@
-//! Whatever a memory server says is an answer, or ends the connection; nothing in it makes the pager panic.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use spillway_store::rehearsal::tcp;
 
-fuzz_target!(|bytes: &[u8]| {
-    let Some((kind, bytes)) = bytes.split_first() else { return };
-    let understood = tcp(bytes, kind & 1 == 1);
-    // What was understood is understood again without the rest.
-    assert_eq!(tcp(&bytes[..understood.bytes], kind & 1 == 1), understood);
-});
+#[path = "../checks/tcp_answers.rs"]
+mod tcp_answers;
+
+fuzz_target!(|bytes: &[u8]| tcp_answers::check(bytes));
