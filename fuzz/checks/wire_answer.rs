@@ -26,7 +26,6 @@ pub fn check(bytes: &[u8]) {
                 }
                 AnswerBody::Get(pages) => {
                     let heads: Vec<GotHead> = pages
-                        .clone()
                         .map(|page| GotHead {
                             checksum: page.checksum,
                             what: match page.content {
