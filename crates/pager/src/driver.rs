@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, Sender};
 
+use spillway_core::page::HandleBits;
 use spillway_core::pager::{Budget, Config, Outcome, Pager, Plan, Served, Stop};
 use spillway_core::streams::BLOCK_PAGES_MAX;
 use spillway_core::{Span, TargetId};
@@ -75,6 +76,10 @@ pub struct Driver {
     yields: Yield,
     /// The last sweep found nothing to capture but in targets whose agent is busy: the next waits for one.
     awaits_agent: bool,
+    /// The last sweep found nothing to capture, and pages are on their way to the store: the next waits for it.
+    awaits_store: bool,
+    /// Handles to be freed, kept for its capacity.
+    freed: Vec<HandleBits>,
 }
 
 impl Driver {
@@ -107,6 +112,8 @@ impl Driver {
             untidy: false,
             yields: Yield::default(),
             awaits_agent: false,
+            awaits_store: false,
+            freed: Vec::with_capacity(FREES_PER_TURN),
         }
     }
 
@@ -151,6 +158,7 @@ impl Driver {
         let evicting = self.core.wanted_captures() > 0
             && live().any(Target::may_look)
             && !self.awaits_agent
+            && !(self.awaits_store && self.journeys.writes() > 0)
             && self.release.is_none();
         let rest_ns = self.yields.until_ns.saturating_sub(if self.yields.until_ns > 0 { now_ns() } else { 0 });
         let writes = self.core.has_due_writes() && self.hands.store.accepts();
@@ -340,9 +348,10 @@ impl Driver {
     /// What is due besides faults, a little at a time.
     fn work(&mut self, busy: bool, came: usize) {
         self.arrive();
-        for bits in self.core.take_released(FREES_PER_TURN) {
+        self.freed.extend(self.core.take_released(FREES_PER_TURN));
+        for bits in self.freed.drain(..) {
             if self.journeys.are_possible() {
-                self.journeys.forget(bits);
+                self.journeys.forget(bits, &self.core);
             }
             self.hands.store.free(to_handle(bits));
         }

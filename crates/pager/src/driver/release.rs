@@ -66,7 +66,7 @@ impl Driver {
     }
 
     /// A release failed: everything stays managed, under the budget that it had.
-    fn stay(&mut self) {
+    pub(super) fn stay(&mut self) {
         if let Some(Release { reply, budget }) = self.release.take() {
             self.core.set_budget(budget);
             let _ = reply.send(Homeward::NoRoom(self.core.touched_pages() - self.core.mapped_pages()));
