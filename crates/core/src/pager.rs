@@ -381,6 +381,19 @@ impl Pager {
         }
     }
 
+    /// Where `target` has pages that are lost.
+    pub fn lost_in(&self, target: TargetId) -> Vec<Address> {
+        let mut lost = Vec::new();
+        if self.counters.lost_pages > 0 {
+            for region in self.regions.of(target) {
+                self.table.used_in(region.first, region.span.pages(), |page, entry| {
+                    lost.extend(region.address_of(page).filter(|_| entry.state() == State::Lost));
+                });
+            }
+        }
+        lost
+    }
+
     /// The outcome of carrying out `plan`, the answer to a fault.
     pub fn installed(&mut self, plan: Plan, outcome: Outcome) -> Served {
         match plan {

@@ -192,3 +192,16 @@ fn pages_on_their_way_to_the_store_count_as_room_to_come() {
     pager.refused(page, HandleBits::MIN);
     assert_eq!(pager.state_of(page), State::Inactive);
 }
+
+#[test]
+fn lost_pages_are_known_by_their_places() {
+    let mut pager = pager();
+    let target = pager.add_target();
+    fill(&mut pager, target, span(100, 3));
+    assert!(pager.lost_in(target).is_empty());
+    let page = page_at(&pager, target, 101);
+    pager.captured(page, Captured::Lost);
+    assert_eq!(pager.lost_in(target), [span(101, 1).start]);
+    pager.remapped(target, span(100, 3), span(200, 1).start);
+    assert_eq!(pager.lost_in(target), [span(201, 1).start]);
+}
