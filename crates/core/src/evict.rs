@@ -83,8 +83,10 @@ impl Pager {
             // One page is enough to ask with whether it takes pages again.
             return u64::from(self.inactive.is_empty() && self.local_pages() > self.budget_pages());
         }
-        let coming = self.free_pages().saturating_add(self.due_writes());
-        let over = self.local_pages().saturating_sub(self.budget_pages().saturating_add(self.due_writes()));
+        // What a slow store is still taking over makes room as well: it must not cost further pages.
+        let leaving = self.due_writes() + self.table.writing();
+        let coming = self.free_pages().saturating_add(leaving);
+        let over = self.local_pages().saturating_sub(self.budget_pages().saturating_add(leaving));
         if coming >= self.reserve_pages() && over == 0 {
             return 0;
         }
@@ -250,7 +252,7 @@ impl Pager {
         }
     }
 
-    /// The store did not keep what it was handed for `page` under `handle`, which is void.
+    /// The store did not keep what it was handed for `page` under `handle`, which is void and not to be freed any more.
     pub fn refused(&mut self, page: PageIndex, handle: HandleBits) {
         self.store_full = true;
         let entry = self.table.get(page);
@@ -259,6 +261,9 @@ impl Pager {
             if entry.state() == State::Writing {
                 self.inactive.push_back(page);
             }
+        } else {
+            // The page has given it up, and the driver may not have freed it yet.
+            self.released.retain(|released| *released != handle);
         }
     }
 

@@ -231,12 +231,17 @@ impl Pager {
 
     /// Pages in local memory: mapped, in a buffer, or on their way in.
     pub fn local_pages(&self) -> u64 {
-        self.table.mapped() + self.table.fetching() + self.used_buffers()
+        self.table.mapped() + self.table.fetching() + self.buffered_pages()
     }
 
     /// Pages in targets.
     pub fn mapped_pages(&self) -> u64 {
         self.table.mapped()
+    }
+
+    /// Pages in buffers. Those set aside for a capture under way hold none.
+    pub fn buffered_pages(&self) -> u64 {
+        u64::from(self.buffers) - self.free_buffers.len() as u64 - self.set_aside
     }
 
     /// Pages that may still become local.
@@ -266,7 +271,7 @@ impl Pager {
 
     /// Pages whose only copy is in the store.
     pub fn remote_pages(&self) -> u64 {
-        self.table.used() - self.table.mapped() - self.used_buffers()
+        self.table.used() - self.table.mapped() - self.buffered_pages()
     }
 
     /// Bytes of the page table.
@@ -380,6 +385,19 @@ impl Pager {
         }
     }
 
+    /// Where `target` has pages that are lost.
+    pub fn lost_in(&self, target: TargetId) -> Vec<Address> {
+        let mut lost = Vec::new();
+        if self.counters.lost_pages > 0 {
+            for region in self.regions.of(target) {
+                self.table.used_in(region.first, region.span.pages(), |page, entry| {
+                    lost.extend(region.address_of(page).filter(|_| entry.state() == State::Lost));
+                });
+            }
+        }
+        lost
+    }
+
     /// The outcome of carrying out `plan`, the answer to a fault.
     pub fn installed(&mut self, plan: Plan, outcome: Outcome) -> Served {
         match plan {
@@ -476,23 +494,21 @@ impl Pager {
     /// # Panics
     /// When an invariant of the module is broken.
     pub fn audit(&self) {
-        let (mut mapped, mut used) = (0, 0);
+        let (mut mapped, mut fetching, mut writing, mut used) = (0, 0, 0, 0);
         let mut buffers: Vec<_> = self.free_buffers.clone();
         self.table.used_in(PageIndex(0), u64::MAX, |_, entry| {
             mapped += u64::from(entry.state() == State::Mapped);
+            fetching += u64::from(entry.state() == State::Fetching);
+            writing += u64::from(entry.state() == State::Writing);
             used += 1;
             buffers.extend(entry.buffer());
         });
-        assert_eq!((mapped, used), (self.table.mapped(), self.table.used()));
+        let counted = (self.table.mapped(), self.table.fetching(), self.table.writing(), self.table.used());
+        assert_eq!((mapped, fetching, writing, used), counted);
         buffers.sort_unstable_by_key(|buffer| buffer.0);
         let owned = buffers.len() as u64 + self.set_aside;
         buffers.dedup();
         assert_eq!((owned, buffers.len() as u64 + self.set_aside), (self.buffers.into(), self.buffers.into()));
-    }
-
-    /// Buffers that hold a page; those set aside for a capture under way are not among them.
-    fn used_buffers(&self) -> u64 {
-        u64::from(self.buffers) - self.free_buffers.len() as u64 - self.set_aside
     }
 
     /// One step of one page, with what it releases put where it belongs.

@@ -58,6 +58,7 @@ pub struct Table {
     stock: Vec<Box<Chunk>>,
     mapped: u64,
     fetching: u64,
+    writing: u64,
     used: u64,
 }
 
@@ -115,7 +116,9 @@ impl Table {
             chunk.used = chunk.used.wrapping_add_signed(i32::try_from(used).expect("-1 to 1"));
             self.mapped = self.mapped.wrapping_add_signed(mapped);
             let fetching = i64::from(after == State::Fetching) - i64::from(before == State::Fetching);
+            let writing = i64::from(after == State::Writing) - i64::from(before == State::Writing);
             self.fetching = self.fetching.wrapping_add_signed(fetching);
+            self.writing = self.writing.wrapping_add_signed(writing);
             self.used = self.used.wrapping_add_signed(used);
         }
         if chunk.used == 0 {
@@ -132,6 +135,11 @@ impl Table {
     /// Pages on their way from the store into targets.
     pub fn fetching(&self) -> u64 {
         self.fetching
+    }
+
+    /// Pages on their way from buffers to the store.
+    pub fn writing(&self) -> u64 {
+        self.writing
     }
 
     /// Pages in any state but `Untouched`.

@@ -152,3 +152,56 @@ fn a_page_that_moves_while_its_removal_is_announced_may_leave() {
     pager.removal_seen(target, span(0, 1));
     assert_eq!(captures(&mut pager, 8).len(), 1);
 }
+
+/// Captures `page` and hands it to a store that answers later.
+fn hand_over(pager: &mut Pager, page: PageIndex, handle: HandleBits) {
+    let buffer = pager.take_buffer().expect("enough buffers");
+    pager.captured(page, Captured::Buffer(buffer));
+    let write = pager.next_write(true).expect("it was just captured");
+    pager.handed(write, handle);
+}
+
+#[test]
+fn a_void_handle_that_a_page_gave_up_is_not_freed() {
+    let mut pager = pager();
+    let target = pager.add_target();
+    fill(&mut pager, target, span(100, 2));
+    let (refused, kept) = (HandleBits::new(7).expect("not zero"), HandleBits::new(8).expect("not zero"));
+    let (first, second) = (page_at(&pager, target, 100), page_at(&pager, target, 101));
+    hand_over(&mut pager, first, refused);
+    hand_over(&mut pager, second, kept);
+    pager.ended(target);
+    pager.refused(first, refused);
+    assert_eq!((pager.next_released(), pager.next_released()), (Some(kept), None));
+    pager.audit();
+}
+
+/// While a slow store takes pages over, capturing more would empty the targets for nothing.
+#[test]
+fn pages_on_their_way_to_the_store_count_as_room_to_come() {
+    let mut pager = pager();
+    let target = pager.add_target();
+    fill(&mut pager, target, span(100, BUDGET_PAGES));
+    let wanted = pager.wanted_captures();
+    for at in 0..wanted {
+        let page = page_at(&pager, target, 100 + at);
+        hand_over(&mut pager, page, HandleBits::MIN.saturating_add(u32::try_from(at).expect("few")));
+    }
+    assert_eq!((wanted, pager.wanted_captures(), pager.free_pages()), (16, 0, 0));
+    let page = page_at(&pager, target, 100);
+    pager.refused(page, HandleBits::MIN);
+    assert_eq!(pager.state_of(page), State::Inactive);
+}
+
+#[test]
+fn lost_pages_are_known_by_their_places() {
+    let mut pager = pager();
+    let target = pager.add_target();
+    fill(&mut pager, target, span(100, 3));
+    assert!(pager.lost_in(target).is_empty());
+    let page = page_at(&pager, target, 101);
+    pager.captured(page, Captured::Lost);
+    assert_eq!(pager.lost_in(target), [span(101, 1).start]);
+    pager.remapped(target, span(100, 3), span(200, 1).start);
+    assert_eq!(pager.lost_in(target), [span(201, 1).start]);
+}

@@ -75,6 +75,8 @@ pub struct Driver {
     yields: Yield,
     /// The last sweep found nothing to capture but in targets whose agent is busy: the next waits for one.
     awaits_agent: bool,
+    /// The last sweep found nothing to capture, and pages are on their way to the store: the next waits for it.
+    awaits_store: bool,
 }
 
 impl Driver {
@@ -107,6 +109,7 @@ impl Driver {
             untidy: false,
             yields: Yield::default(),
             awaits_agent: false,
+            awaits_store: false,
         }
     }
 
@@ -151,6 +154,7 @@ impl Driver {
         let evicting = self.core.wanted_captures() > 0
             && live().any(Target::may_look)
             && !self.awaits_agent
+            && !(self.awaits_store && self.journeys.writes() > 0)
             && self.release.is_none();
         let rest_ns = self.yields.until_ns.saturating_sub(if self.yields.until_ns > 0 { now_ns() } else { 0 });
         let writes = self.core.has_due_writes() && self.hands.store.accepts();
@@ -339,6 +343,7 @@ impl Driver {
 
     /// What is due besides faults, a little at a time.
     fn work(&mut self, busy: bool, came: usize) {
+        self.arrive();
         for _ in 0..FREES_PER_TURN {
             let Some(bits) = self.core.next_released() else { break };
             if self.journeys.are_possible() {
@@ -346,7 +351,7 @@ impl Driver {
             }
             self.hands.store.free(to_handle(bits));
         }
-        // After that: what is freed will not come.
+        // Once more: what is freed will not come.
         self.arrive();
         for _ in 0..if busy { came.max(1) } else { WRITES_PER_TURN } {
             if !self.write_one(false) {

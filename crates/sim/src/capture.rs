@@ -146,7 +146,7 @@ impl Driver {
         let mut equipped = self.targets.iter().flatten().filter(|target| target.agent.is_some());
         let any = if kernel.quiet { equipped.all(Target::may_capture) } else { equipped.any(Target::may_capture) };
         if !any {
-            if !self.waits_for_agents() && !self.write_some() {
+            if !self.waits_for_agents() && !self.write_some(kernel.now) {
                 self.note_yield(0, self.core.mapped_pages().max(1), kernel.now);
             }
             return;
@@ -160,7 +160,7 @@ impl Driver {
         let may = |id: TargetId| targets[id.0 as usize].as_ref().is_some_and(Target::may_capture);
         let whose = self.core.next_capture(most, may, &mut runs);
         let Some(target) = whose.and_then(|id| self.targets[id.0 as usize].as_mut()) else {
-            if !self.write_some() {
+            if !self.write_some(kernel.now) {
                 self.note_yield(0, self.core.mapped_pages().max(1), kernel.now);
             }
             return;
@@ -209,9 +209,10 @@ impl Driver {
         self.excused |= pages > 0;
     }
 
-    /// Nothing can leave targets now: what is in buffers still can, and that may be enough.
-    fn write_some(&mut self) -> bool {
-        (0..4).filter(|_| self.write_one(true)).count() > 0
+    /// Nothing can leave targets now: what is in buffers still can, and that may be enough. So may what leaves them now.
+    fn write_some(&mut self, now: u64) -> bool {
+        let leaving = self.journeys.writes() > 0;
+        (0..4).filter(|_| self.write_one(now, true)).count() > 0 || leaving
     }
 
     /// Whether something may be captured soon. An agent that does something else may itself wait for a page, and that page

@@ -37,7 +37,7 @@ impl World {
     /// Guests begin nothing new, and everyone takes turns: then everything must end. Then every page is read, and then
     /// nearly all must leave, and every page is read once more.
     pub(crate) fn come_to_rest(&mut self) -> Result<(), Failure> {
-        self.driver.store.full = false;
+        (self.driver.store.full, self.driver.store.well) = (false, true);
         self.kernel.spaces.iter_mut().for_each(|space| space.tight = false);
         self.kernel.quiet = true;
         self.take_turns("after the guests stopped")?;
@@ -50,7 +50,7 @@ impl World {
         self.check_what_stayed()?;
         self.read_everything()?;
         self.driver.commands.push_back(Command::Budget(budget));
-        self.kernel.quiet = false;
+        (self.kernel.quiet, self.driver.store.well) = (false, false);
         Ok(())
     }
 
@@ -104,7 +104,8 @@ impl World {
                 format!("thread {thread} {:?}, waiting {held}", self.kernel.threads[thread].work)
             })
             .collect();
-        format!("{threads:?}, {:?}, {:?}, {:?}", self.driver.targets, self.driver.commands, self.watcher)
+        let driver = &self.driver;
+        format!("{threads:?}, {:?}, {:?}, {:?}, {:?}", driver.targets, driver.commands, driver.journeys, self.watcher)
     }
 
     /// A thread of each guest reads all of its pages.

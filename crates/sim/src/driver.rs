@@ -11,13 +11,15 @@ use spillway_core::streams::BLOCK_PAGES_MAX;
 use spillway_core::{Address, Span, TargetId};
 
 use crate::capture::{Flight, OVERDRAFT_PAGES, Yield};
+use crate::fork::Forking;
+use crate::journeys::Journeys;
 use crate::kernel::Kernel;
 use crate::letters::{Command, Report};
 use crate::memory::{address, range, slot, span};
 use crate::mutation::Mutation;
 use crate::release::Release;
 use crate::removals::Outstanding;
-use crate::store::{Put, Store};
+use crate::store::{Got, Put, Store};
 use crate::target::{Target, Waiting};
 use crate::uffd::{Event, Message};
 
@@ -51,6 +53,10 @@ pub struct Driver {
     pub(crate) buffers: Vec<u64>,
     pub(crate) yields: Yield,
     pub(crate) release: Option<Release>,
+    /// What is under way to and from a store that answers later.
+    pub(crate) journeys: Journeys,
+    /// A fork that was heard of, and waits for the store.
+    pub(crate) forking: Option<Forking>,
     inbox: VecDeque<(usize, Message)>,
     /// Whose turn it is: 0 for commands, a target's place plus one, and then the work that is due.
     place: usize,
@@ -75,6 +81,8 @@ impl Driver {
             buffers: vec![0; usize::try_from(buffers).expect("u32 fits")],
             yields: Yield::default(),
             release: None,
+            journeys: Journeys::default(),
+            forking: None,
             inbox: VecDeque::new(),
             place: 0,
             busy: false,
@@ -91,6 +99,9 @@ impl Driver {
     pub fn is_at_rest(&self, kernel: &Kernel) -> bool {
         let idle = |target: &Target| target.waiting.is_empty() && !kernel.spaces[target.space].uffd.is_readable();
         self.inbox.is_empty()
+            && self.forking.is_none()
+            && !self.journeys.are_under_way()
+            && self.journeys.writes() == 0
             && self.commands.is_empty()
             && self.reports.is_empty()
             && self.release.is_none()
@@ -99,6 +110,9 @@ impl Driver {
 
     /// One step of the loop.
     pub fn step(&mut self, kernel: &mut Kernel) {
+        if let Some(forking) = self.forking.take() {
+            return self.go_on_forking(kernel, forking);
+        }
         if let Some((at, message)) = self.inbox.pop_front() {
             return match message {
                 Message::Fault(fault) => {
@@ -112,6 +126,8 @@ impl Driver {
             if let Some(command) = self.commands.pop_front() {
                 return self.carry_out(kernel, command);
             }
+            self.hear_store(kernel);
+            self.arrive(kernel);
             return self.pass();
         }
         let at = self.place - 1;
@@ -157,6 +173,9 @@ impl Driver {
         let plan = self.core.fault(id, address(fault.at));
         let unknown =
             matches!(plan, Plan::Zero { page: Some(page), .. } if self.core.state_of(page) == State::Untouched);
+        if self.store.answers_later() && matches!(plan, Plan::Fetch { .. }) {
+            return self.ask_for(kernel, at, plan, fault);
+        }
         while let Some(plan) = self.core.ahead() {
             let (plan, outcome) = self.perform(kernel, plan, space);
             kernel.trace.note(kernel.now, || format!("pager goes ahead in {space}: {plan:?} {outcome:?}"));
@@ -184,8 +203,9 @@ impl Driver {
         }
     }
 
-    /// Carries out a plan; returns what was carried out, and how far it got.
+    /// Carries out a plan, a fetch only from a store that answers at once; returns what was carried out, and how far it got.
     pub(crate) fn perform(&mut self, kernel: &mut Kernel, plan: Plan, space: usize) -> (Plan, Outcome) {
+        let now = kernel.now;
         let space = &mut kernel.spaces[space];
         let zeros = |pages| vec![0; usize::try_from(pages).expect("a block")];
         let outcome = match plan {
@@ -193,8 +213,11 @@ impl Driver {
             Plan::Buffer { address, buffer, .. } => space.install(slot(address), &[self.buffers[buffer.0 as usize]]),
             Plan::Fetch { address, page, pages } => {
                 let handles = (0..pages).map(|i| self.core.handle_of(page.plus(i)));
-                let mut block: Vec<_> =
-                    handles.map(|handle| handle.and_then(|handle| self.store.get(handle))).collect();
+                let mut get = |handle| match self.store.get(handle, now) {
+                    Got::Here(value) => Some(value),
+                    Got::Pending | Got::Lost => None,
+                };
+                let mut block: Vec<_> = handles.map(|handle| handle.and_then(&mut get)).collect();
                 if self.mutation == Some(Mutation::ZerosForLost) {
                     block.iter_mut().for_each(|value| *value = Some(value.unwrap_or(0)));
                 }
@@ -245,17 +268,14 @@ impl Driver {
 
     /// What is due besides faults, a little at a time.
     fn work(&mut self, kernel: &mut Kernel) {
-        let keep = self.is(Mutation::KeepReleased);
-        for _ in 0..FREES_PER_TURN {
-            let Some(bits) = self.core.next_released() else { break };
-            if !keep {
-                self.store.release(bits);
-            }
-        }
+        self.arrive(kernel);
+        self.free_released();
+        // Once more: what is freed will not come.
+        self.arrive(kernel);
         // As many pages leave the buffers as became local: the reserve stays what it is.
         let came = self.core.local_pages().saturating_sub(self.local_before).clamp(1, BLOCK_PAGES_MAX);
         for _ in 0..if self.busy { came } else { WRITES_PER_TURN } {
-            if !self.write_one(false) {
+            if !self.write_one(kernel.now, false) {
                 break;
             }
         }
@@ -270,13 +290,34 @@ impl Driver {
         }
     }
 
-    pub(crate) fn write_one(&mut self, all: bool) -> bool {
+    fn free_released(&mut self) {
+        for _ in 0..FREES_PER_TURN {
+            let Some(bits) = self.core.next_released() else { break };
+            self.journeys.forget(bits, &self.core, self.mutation);
+            if !self.is(Mutation::KeepReleased) {
+                self.store.release(bits);
+            }
+        }
+    }
+
+    pub(crate) fn write_one(&mut self, now: u64, all: bool) -> bool {
+        if !self.store.accepts() {
+            return false;
+        }
         let Some(write) = self.core.next_write(all) else { return false };
         let value = self.buffers[write.buffer.0 as usize];
         let previous = write.previous.filter(|_| !self.is(Mutation::ForgetCleanCopy));
-        match self.store.put(value, previous) {
+        let put = self.store.put(value, previous, now);
+        if let (Ok(_), Some(previous)) = (put, previous) {
+            self.journeys.write_ends(previous);
+        }
+        match put {
             Ok(Put::Unchanged(handle)) => self.core.written(write, handle, true),
             Ok(Put::Stored(handle)) => self.core.written(write, handle, false),
+            Ok(Put::Pending(handle)) => {
+                self.journeys.write_begins(write.page, handle);
+                self.core.handed(write, handle);
+            }
             Err(_) => {
                 self.core.write_declined(write);
                 self.excused = true;

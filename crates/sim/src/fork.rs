@@ -12,14 +12,48 @@ use crate::memory::{range, slot, span};
 use crate::mutation::Mutation;
 use crate::target::Target;
 
+/// How long a fork may wait for the store, in steps of anyone.
+const WRITE_ALL: u64 = 600;
+
+/// A fork that was heard of.
+#[derive(Clone, Copy, Debug)]
+pub struct Forking {
+    parent: TargetId,
+    child: usize,
+    deadline: u64,
+}
+
 impl Driver {
     /// `parent` forked into the address space `child`.
     pub(crate) fn fork(&mut self, kernel: &mut Kernel, parent: TargetId, child: usize) {
         self.excused = true;
+        self.go_on_forking(kernel, Forking { parent, child, deadline: kernel.now + WRITE_ALL });
+    }
+
+    /// Writes what is in buffers, and waits a while for a store that answers later: the child needs a copy of each page in
+    /// a buffer, and there may be too few; those that the store takes need none. Whoever forked goes on meanwhile. What
+    /// arrives must not be installed before the child has its own reference: it would have the page no more than the
+    /// kernel gave it, which was not there.
+    pub(crate) fn go_on_forking(&mut self, kernel: &mut Kernel, forking: Forking) {
+        let late = kernel.now >= forking.deadline;
         if !self.is(Mutation::ForkWithoutBuffers) {
-            // The child needs a copy of each page in a buffer; those that the store takes need none.
-            while self.write_one(true) {}
+            self.hear_store(kernel);
+            while self.write_one(kernel.now, true) {}
+            if self.is(Mutation::InstallDuringFork) {
+                self.arrive(kernel);
+            }
+            let busy = self.core.buffered_pages() > 0 && !self.store.accepts();
+            if (busy || self.journeys.writes() > 0) && !late {
+                self.journeys.travels.waits += 1;
+                self.forking = Some(forking);
+                return;
+            }
         }
+        self.end_fork(kernel, forking, late);
+    }
+
+    fn end_fork(&mut self, kernel: &mut Kernel, Forking { parent, child, .. }: Forking, late: bool) {
+        self.excused = true;
         let buffered = self.buffered(parent);
         let mut copies: Vec<BufferCopy> = Vec::new();
         let (store, mutation) = (&mut self.store, self.mutation);
@@ -32,8 +66,8 @@ impl Driver {
         }
         for (at, value) in buffered {
             let lost = self.page_at(id, at).is_some_and(|page| self.core.state_of(page) == State::Lost);
-            // The core has no place for them while the store declines: the child loses them, loudly.
-            if lost && self.store.full {
+            // The core has no place for them while the store declines, or takes too long: the child loses them, loudly.
+            if lost && (self.store.full || late) {
                 kernel.lost.insert(value);
             }
         }
@@ -83,7 +117,7 @@ impl Driver {
     fn buffered(&mut self, target: TargetId) -> Vec<(usize, u64)> {
         let mut inactive: Vec<Address> = Vec::new();
         for region in self.core.regions().of(target) {
-            let there = |i: &u64| self.core.state_of(region.first.plus(*i)) == State::Inactive;
+            let there = |i: &u64| matches!(self.core.state_of(region.first.plus(*i)), State::Inactive | State::Writing);
             inactive.extend((0..region.span.pages()).filter(there).map(|i| region.span.start.plus_pages(i)));
         }
         let value = |address| match self.core.fault(target, address) {

@@ -25,6 +25,8 @@ pub enum Theme {
     Moves,
     /// Forks, by parents whose buffers are short.
     Forks,
+    /// Little is local, and what is on its way is removed and moved meanwhile.
+    Journeys,
 }
 
 /// What guests like to do.
@@ -66,6 +68,7 @@ impl Habits {
             Theme::Fresh => weights = [40, 20, 20, 0, 5, 10, 10, 0, 0, 0, 2, 0, 0, 0, 0, 0],
             Theme::Moves => weights = [30, 10, 3, 0, 2, 3, 0, 20, 10, 5, 3, 3, 0, 0, 0, 0],
             Theme::Forks => weights = [60, 30, 0, 0, 1, 2, 0, 0, 0, 0, 0, 0, 15, 4, 0, 0],
+            Theme::Journeys => weights = [40, 30, calls, 0, 2, 3, 1, calls, 1, 1, 0, 0, 1, 0, 0, 0],
         }
         let contended = matches!(theme, Theme::Removals | Theme::Fresh);
         Self {

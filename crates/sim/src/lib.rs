@@ -1,7 +1,8 @@
 //! A simulation of everything around the pager's core, from one seed.
 //!
 //! The core that is shipped runs against a virtual kernel ([`kernel`], [`uffd`], [`calls`]), whose guests check each byte
-//! they read against a shadow memory ([`shadow`]), and over a store that lies ([`store`]). The driver and the watcher
+//! they read against a shadow memory ([`shadow`]), and over a store that lies ([`store`]) and may answer late
+//! ([`transfers`], [`journeys`]). The driver and the watcher
 //! ([`driver`], [`watcher`]) follow the real ones rule by rule. Who takes the next step is drawn from the seed, so any
 //! interleaving can occur, and occurs again under the same seed.
 //!
@@ -23,6 +24,7 @@ pub mod driver;
 mod failure;
 mod fork;
 pub mod guest;
+pub mod journeys;
 pub mod kernel;
 pub mod letters;
 mod many;
@@ -36,6 +38,7 @@ pub mod shadow;
 pub mod store;
 mod target;
 mod trace;
+pub mod transfers;
 pub mod uffd;
 pub mod watcher;
 mod world;

@@ -46,11 +46,29 @@ pub enum Mutation {
     ScanOnlyNew,
     /// Lets go of pages that are lost and not poisoned.
     LetGoOfLost,
+    /// Installs what arrives without asking whether it is still on its way.
+    InstallUnasked,
+    /// Asks only whether a page is on its way, and not under which handle.
+    IgnoreHandle,
+    /// Does not forget what is under way for handles that it frees.
+    KeepFreed,
+    /// Forgets what is under way for a handle of which only one of several references is freed.
+    ForgetShared,
+    /// Takes a put that failed in the end for one that succeeded.
+    TrustPut,
+    /// Wakes nobody when not all of a block could be installed.
+    DropWake,
+    /// Wakes then only who asked for the block, and not who came later to a page that was on its way.
+    WakeOnlyWhoAsked,
+    /// Wakes then where the pages were when they were asked for, and not where they are.
+    WakeWhereAsked,
+    /// Installs what arrives while a fork that was heard of waits for the store.
+    InstallDuringFork,
 }
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 30] = [
         Self::ReadDuringCapture,
         Self::ServeBeforeChanges,
         Self::CaptureRemoving,
@@ -72,5 +90,14 @@ impl Mutation {
         Self::ForkWithoutBuffers,
         Self::ScanOnlyNew,
         Self::LetGoOfLost,
+        Self::InstallUnasked,
+        Self::IgnoreHandle,
+        Self::KeepFreed,
+        Self::ForgetShared,
+        Self::TrustPut,
+        Self::DropWake,
+        Self::WakeOnlyWhoAsked,
+        Self::WakeWhereAsked,
+        Self::InstallDuringFork,
     ];
 }

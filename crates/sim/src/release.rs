@@ -1,7 +1,7 @@
 //! The driver's commands, and how it lets go of everything.
 
 use spillway_core::page::State;
-use spillway_core::pager::{Budget, Served, Stop};
+use spillway_core::pager::{Budget, Plan, Served, Stop};
 
 use crate::capture::Flight;
 use crate::driver::Driver;
@@ -89,6 +89,9 @@ impl Driver {
         }
         let mut outside = Vec::new();
         self.core.outside(PAGES_PER_TURN, &mut outside);
+        if outside.is_empty() && self.journeys.are_under_way() {
+            return;
+        }
         if outside.is_empty() {
             if self.poison_lost(kernel) || self.is(Mutation::LetGoOfLost) {
                 self.let_go(kernel);
@@ -97,11 +100,19 @@ impl Driver {
         }
         for (id, address, page) in outside {
             // A block may have brought it home meanwhile.
-            if matches!(self.core.state_of(page), State::Mapped | State::Untouched | State::Lost) {
+            let there = [State::Mapped, State::Untouched, State::Lost, State::Fetching];
+            if there.contains(&self.core.state_of(page)) {
                 continue;
+            }
+            if !self.journeys.have_room() {
+                return;
             }
             let Some(space) = self.target_at(id).map(|target| target.space) else { continue };
             let plan = self.core.fault(id, address);
+            if self.store.answers_later() && matches!(plan, Plan::Fetch { .. }) {
+                self.fetch(kernel, id.0 as usize, plan, None);
+                continue;
+            }
             let (plan, outcome) = self.perform(kernel, plan, space);
             kernel.trace.note(kernel.now, || format!("pager brings home {} of {space}: {outcome:?}", slot(address)));
             let served = self.core.installed(plan, outcome);
@@ -131,7 +142,7 @@ impl Driver {
     }
 
     /// A release failed: everything stays managed, under the budget that it had.
-    fn stay(&mut self) {
+    pub(crate) fn stay(&mut self) {
         if let Some(Release { budget }) = self.release.take() {
             self.excused = true;
             self.core.set_budget(budget);

@@ -73,6 +73,23 @@ impl Setting {
         setting
     }
 
+    /// Makes it about what happens to pages on their way.
+    pub fn be_about_journeys(&mut self, rng: &mut Rng) {
+        self.theme = Theme::Journeys;
+        self.habits = Habits::of(self.theme, rng);
+        self.budget = Budget::Pages(rng.between(16, 24) as u64);
+        self.store_loses = rng.percent(50);
+        self.tight = rng.percent(30);
+        if rng.percent(50) {
+            // A few pages, given up and written again and again.
+            self.space_pages = rng.between(24, 32);
+            self.mapped_pages = self.space_pages - 2;
+            self.habits.locality = rng.between(60, 95);
+            self.habits.weights = [30, 40, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+            (self.habits.drowsy, self.habits.lock_wait_most, self.habits.run_most) = (0, 0, 8);
+        }
+    }
+
     /// Who is slow from now on.
     pub fn draw_speeds(&mut self, rng: &mut Rng) {
         let slow_or_fast = |rng: &mut Rng| if rng.percent(20) { 1 } else { rng.between(2, 30) };

@@ -4,6 +4,7 @@ use spillway_core::pager::{Budget, Counters};
 
 use crate::driver::Driver;
 use crate::failure::Failure;
+use crate::journeys::Travels;
 use crate::kernel::{Events, Kernel};
 use crate::letters::Command;
 use crate::memory::Content;
@@ -12,6 +13,7 @@ use crate::rng::Rng;
 use crate::setting::Setting;
 use crate::store::Store;
 use crate::trace::Trace;
+use crate::transfers::Transfers;
 use crate::watcher::Watcher;
 
 /// What a run is asked to do.
@@ -34,6 +36,8 @@ pub struct Seen {
     pub events: Events,
     /// What the pager did.
     pub counters: Counters,
+    /// What a store that answers later led to.
+    pub travels: Travels,
     /// Runs that ended in a release.
     pub releases: u64,
 }
@@ -44,6 +48,7 @@ impl Seen {
         self.steps += other.steps;
         self.releases += other.releases;
         self.events.add(&other.events);
+        self.travels.add(&other.travels);
         let (mine, its) = (&mut self.counters, &other.counters);
         mine.faults += its.faults;
         mine.zero_fills += its.zero_fills;
@@ -77,14 +82,21 @@ impl World {
     /// A world in which nothing has happened.
     pub fn new(plan: Plan, trace: Trace) -> Self {
         let mut rng = Rng::new(plan.seed);
-        let setting = Setting::of(&mut rng);
+        let mut setting = Setting::of(&mut rng);
+        // Of a chance of its own: with a store that answers at once everything else stays as it is.
+        let mut chance = Rng::new(plan.seed ^ 0x0051_0000_57A7_E000);
+        let later = chance.percent(50);
+        if later && chance.percent(60) {
+            setting.be_about_journeys(&mut chance);
+        }
         let mut kernel = Kernel::new(setting.habits.clone(), trace);
         for _ in 0..setting.guests {
             let start = rng.below(setting.space_pages - setting.mapped_pages + 1);
             let threads = rng.between(1, 4);
             kernel.spawn(setting.space_pages, start..start + setting.mapped_pages, threads);
         }
-        let store = Store::new(setting.store_shares);
+        let transfers = later.then(|| Transfers::new(chance));
+        let store = Store::new(setting.store_shares, transfers);
         let driver = Driver::new(setting.budget, setting.buffers, store, plan.mutation);
         Self { setting, rng, kernel, driver, watcher: Watcher::default() }
     }
@@ -108,13 +120,14 @@ impl World {
             self.end_all()?;
         }
         let (events, counters) = (self.kernel.events, self.driver.core.counters());
-        Ok(Seen { steps: self.kernel.now, events, counters, releases: u64::from(releases) })
+        let travels = self.driver.journeys.travels;
+        Ok(Seen { steps: self.kernel.now, events, counters, travels, releases: u64::from(releases) })
     }
 
     /// What was done last.
     pub fn tail(&self) -> Vec<String> {
         let mut tail = self.kernel.trace.tail();
-        tail.insert(0, format!("{:?}", self.setting));
+        tail.insert(0, format!("{:?}, {}", self.setting, self.driver.store.manner()));
         tail
     }
 

@@ -13,11 +13,14 @@ fn first_seed(mutation: Mutation) -> u64 {
         Mutation::TrustRemovalOver => RARE[0],
         Mutation::TrustScan => RARE[1],
         Mutation::InheritBlindly => RARE[2],
+        Mutation::IgnoreHandle => RARE[3],
+        Mutation::WakeWhereAsked => RARE[4],
+        Mutation::InstallDuringFork => RARE[5],
         _ => 0,
     }
 }
 
-const RARE: [u64; 3] = [800, 1200, 400];
+const RARE: [u64; 6] = [800, 700, 1000, 12_000, 1200, 1500];
 
 fn is_caught(mutation: Mutation) {
     let first = first_seed(mutation);
@@ -62,4 +65,13 @@ caught! {
     fork_without_buffers ForkWithoutBuffers
     scan_only_new ScanOnlyNew
     let_go_of_lost LetGoOfLost
+    install_unasked InstallUnasked
+    ignore_handle IgnoreHandle
+    keep_freed KeepFreed
+    forget_shared ForgetShared
+    trust_put TrustPut
+    drop_wake DropWake
+    wake_only_who_asked WakeOnlyWhoAsked
+    wake_where_asked WakeWhereAsked
+    install_during_fork InstallDuringFork
 }

@@ -14,7 +14,7 @@ fn no_guest_sees_what_it_must_not() {
         return;
     }
     // Runs in which nothing happens prove nothing.
-    let (events, counters) = (seen.events, seen.counters);
+    let (events, counters, travels) = (seen.events, seen.counters, seen.travels);
     for (what, count, least) in [
         ("accesses", events.accesses, 200_000),
         ("faults", events.faults, 80_000),
@@ -31,6 +31,11 @@ fn no_guest_sees_what_it_must_not() {
         ("pages written", counters.written_pages, 10_000),
         ("pages that the store had still", counters.clean_drops, 1_000),
         ("pages of zeros", counters.zero_drops, 1_000),
+        ("fetches from a store that answers later", travels.journeys, 10_000),
+        ("fetches that came in part", travels.incomplete, 500),
+        ("pages given up on their way", travels.called_off, 30),
+        ("writes that failed in the end", travels.refused, 100),
+        ("forks that waited for the store", travels.waits, 100),
         ("releases", seen.releases, 100),
     ] {
         assert!(count >= least, "{what}: only {count}");

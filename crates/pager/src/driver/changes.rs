@@ -109,17 +109,19 @@ impl Driver {
     }
 
     /// Writes what is in buffers, and waits a while for a store that answers later: there may be too few buffers to copy
-    /// them all.
+    /// them all. What arrives is not installed meanwhile: the events that were read with the fork are still to be heeded,
+    /// and the child would go without a page that the kernel did not copy and the table takes for mapped.
     fn write_all(&mut self) {
         let deadline = now_ns() + WRITE_ALL_NS;
         loop {
             while self.write_one(true) {}
-            let waits = self.journeys.writes() > 0 && now_ns() < deadline;
+            let busy = self.core.buffered_pages() > 0 && !self.hands.store.accepts();
+            let waits = (busy || self.journeys.writes() > 0) && now_ns() < deadline;
             let Some(store) = self.hands.store.descriptor().filter(|_| waits) else { return };
             let mut polled = [readable(store.as_raw_fd())];
             self.hands.store.flush();
             poll(&mut polled, Some(RETRY_NS));
-            self.progress();
+            self.hear_store();
         }
     }
 

@@ -89,6 +89,9 @@ impl Driver {
             let unswept = |target: &Target| target.agent.is_some() && !target.may_capture();
             if self.targets.iter().flatten().any(unswept) {
                 self.awaits_agent = self.targets.iter().flatten().any(|target| target.flight != Flight::Idle);
+            } else if self.journeys.writes() > 0 {
+                // What the store keeps makes room as well.
+                self.awaits_store = true;
             } else if written == 0 {
                 self.note_yield(0, self.core.mapped_pages().max(1));
             }
@@ -201,11 +204,15 @@ impl Driver {
         }
         let Some(write) = self.core.next_write(all) else { return false };
         let page = &self.hands.buffers[write.buffer.0 as usize];
-        match self.hands.store.put(page, write.previous.map(to_handle)) {
+        let put = self.hands.store.put(page, write.previous.map(to_handle));
+        if let (Ok(_), Some(previous)) = (put, write.previous) {
+            self.journeys.write_ends(previous);
+        }
+        match put {
             Ok(Put::Unchanged(handle)) => self.core.written(write, to_bits(handle), true),
             Ok(Put::Stored(handle)) => self.core.written(write, to_bits(handle), false),
             Ok(Put::Pending(handle)) => {
-                self.journeys.write_begins(write.page, to_bits(handle), write.previous);
+                self.journeys.write_begins(write.page, to_bits(handle));
                 self.core.handed(write, to_bits(handle));
             }
             Err(_) => {

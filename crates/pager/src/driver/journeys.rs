@@ -85,18 +85,23 @@ impl Journeys {
     }
 
     /// The store took over what is in `page`'s buffer.
-    pub(super) fn write_begins(&mut self, page: PageIndex, handle: HandleBits, previous: Option<HandleBits>) {
-        previous.map(|previous| self.writes.remove(&previous));
+    pub(super) fn write_begins(&mut self, page: PageIndex, handle: HandleBits) {
         self.writes.insert(handle, page);
     }
 
-    /// A reference to a handle is about to be freed: what is under way for it may end without a word, and what comes for
-    /// it later may be something else. Pages that share it and still wait keep references of their own.
+    /// The store has released a page's older copy, of which it will not speak again.
+    pub(super) fn write_ends(&mut self, handle: HandleBits) {
+        self.writes.remove(&handle);
+    }
+
+    /// A reference is about to be freed. If it is the last, what is under way for it ends without a word; a page that is
+    /// still coming under this handle has one of its own.
     pub(super) fn forget(&mut self, handle: HandleBits, core: &Pager) {
         self.writes.remove(&handle);
         for journey in self.under_way.iter_mut().flatten() {
+            let page = journey.page;
             for (i, theirs) in journey.handles[..journey.pages].iter_mut().enumerate() {
-                if *theirs == Some(handle) && !core.is_coming(journey.page.plus(i as u64), handle) {
+                if *theirs == Some(handle) && !core.is_coming(page.plus(i as u64), handle) {
                     *theirs = None;
                     journey.coming &= !(1 << i);
                 }
@@ -168,9 +173,16 @@ impl Driver {
 
     /// Hears what the store has to say, and installs what has come.
     pub(super) fn progress(&mut self) {
+        self.hear_store();
+        self.arrive();
+    }
+
+    /// Hears what the store has to say.
+    pub(super) fn hear_store(&mut self) {
         if !self.journeys.are_possible() {
             return;
         }
+        self.awaits_store = false;
         let (core, journeys) = (&mut self.core, &mut self.journeys);
         self.hands.store.progress(&mut |completion| match completion {
             Completion::Got { handle, page } => journeys.arrived(to_bits(handle), page),
@@ -182,7 +194,6 @@ impl Driver {
                 }
             }
         });
-        self.arrive();
     }
 
     /// Installs the blocks that are complete, in targets that may be served now.
@@ -208,6 +219,8 @@ impl Driver {
     fn end_journey(&mut self, at: usize, journey: &Journey) {
         let mut whole = true;
         let mut served = false;
+        // Where others wait for a page that has moved meanwhile.
+        let places = self.places_of(journey);
         let mut i = 0;
         while i < journey.pages {
             let run = self.run_of(journey, i);
@@ -238,15 +251,21 @@ impl Driver {
         if !whole && let Some(target) = &self.targets[journey.target.0 as usize] {
             // Whoever waits for a page, where it was or where it is by now, tries again and is told what has become of it.
             let _ = target.uffd.wake(journey.span());
-            for page in (0..journey.pages).map(|i| journey.page.plus(i as u64)) {
-                if let Some((_, address)) = self.core.regions().address_of(page) {
-                    let _ = target.uffd.wake(Span::of_pages(address, 1));
-                }
+            for place in places.into_iter().flatten() {
+                let _ = target.uffd.wake(Span::of_pages(place, 1));
             }
         }
         if served && let Some(fault) = journey.fault {
             self.shared.histogram.record(now_ns() - fault.since_ns);
         }
+    }
+
+    /// The places of the pages that are not where they were asked for.
+    fn places_of(&self, journey: &Journey) -> [Option<Address>; BLOCK] {
+        std::array::from_fn(|i| {
+            let place = self.core.regions().address_of(journey.page.plus(i as u64)).filter(|_| i < journey.pages);
+            place.map(|(_, address)| address).filter(|address| *address != journey.address.plus_pages(i as u64))
+        })
     }
 
     /// From the `from`th page of a journey on, those that came, are still wanted, and lie one behind the other: where, and

@@ -32,6 +32,9 @@ impl Driver {
             return;
         }
         if outside.is_empty() {
+            if !self.poison_lost() {
+                return;
+            }
             let agents = self.let_go();
             let _ = reply.send(Homeward::Done(agents));
             self.release = None;
@@ -63,6 +66,24 @@ impl Driver {
                 let _ = target.uffd.wake(Span::of_pages(address, 1));
             }
         }
+    }
+
+    /// Without a pager, what is lost would read as zeros, unless it is poisoned. False when that cannot be done now.
+    fn poison_lost(&mut self) -> bool {
+        for target in self.targets.iter().flatten() {
+            for address in self.core.lost_in(target.id) {
+                match target.uffd.poison(address).stop {
+                    Some(Stop::Changing) => return false,
+                    Some(Stop::NoMemory) => {
+                        self.stay();
+                        return false;
+                    }
+                    // What is there needs none, and what is gone neither.
+                    Some(Stop::Exists | Stop::Gone) | None => {}
+                }
+            }
+        }
+        true
     }
 
     /// A release failed: everything stays managed, under the budget that it had.
