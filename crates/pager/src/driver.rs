@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, Sender};
 
+use spillway_core::page::HandleBits;
 use spillway_core::pager::{Budget, Config, Outcome, Pager, Plan, Served, Stop};
 use spillway_core::streams::BLOCK_PAGES_MAX;
 use spillway_core::{Span, TargetId};
@@ -67,6 +68,8 @@ pub struct Driver {
     shared: Arc<Shared>,
     placement: Placement,
     polled: Vec<libc::pollfd>,
+    /// Handles that are being freed.
+    released: Vec<HandleBits>,
     release: Option<Release>,
     /// The last wait was one.
     slept: bool,
@@ -102,6 +105,7 @@ impl Driver {
             shared,
             placement: Placement::new(follow),
             polled: Vec::new(),
+            released: Vec::with_capacity(FREES_PER_TURN),
             release: None,
             slept: false,
             untidy: false,
@@ -340,18 +344,15 @@ impl Driver {
     /// What is due besides faults, a little at a time.
     fn work(&mut self, busy: bool, came: usize) {
         self.arrive();
-        for bits in self.core.take_released(FREES_PER_TURN) {
-            if self.journeys.are_possible() {
-                self.journeys.forget(bits);
-            }
-            self.hands.store.free(to_handle(bits));
-        }
+        self.free_released();
         for _ in 0..if busy { came.max(1) } else { WRITES_PER_TURN } {
             if !self.write_one(false) {
                 break;
             }
         }
         self.retry_waiting();
+        // What was asked for just now may be here, or lost, at once; nothing would announce it.
+        self.arrive();
         if self.release.is_some() {
             self.bring_home();
         } else if self.core.wanted_captures() > 0 {
@@ -363,6 +364,19 @@ impl Driver {
             self.drop_staged();
             self.untidy = self.hands.store.tidy();
         }
+    }
+
+    fn free_released(&mut self) {
+        // Taken out and put back, so that its capacity is kept.
+        let mut released = std::mem::take(&mut self.released);
+        released.extend(self.core.take_released(FREES_PER_TURN));
+        for bits in released.drain(..) {
+            if self.journeys.are_possible() {
+                self.journeys.forget(bits, &self.core);
+            }
+            self.hands.store.free(to_handle(bits));
+        }
+        self.released = released;
     }
 
     fn retry_waiting(&mut self) {

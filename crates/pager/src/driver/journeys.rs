@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use spillway_core::page::HandleBits;
-use spillway_core::pager::{Outcome, Plan, Served};
+use spillway_core::pager::{Outcome, Pager, Plan, Served};
 use spillway_core::streams::BLOCK_PAGES_MAX;
 use spillway_core::{Address, PageIndex, Span, TargetId};
 use spillway_store::{Completion, Got, Store, StoreError, Urgency};
@@ -88,12 +88,15 @@ impl Journeys {
         self.writes.insert(handle, page);
     }
 
-    /// A handle is about to be freed: what is under way for it ends without a word.
-    pub(super) fn forget(&mut self, handle: HandleBits) {
-        self.writes.remove(&handle);
+    /// A handle is about to be freed: what was under way for its page ends without a word. A forked child's page may have
+    /// come under the same handle, and goes on its way.
+    pub(super) fn forget(&mut self, handle: HandleBits, core: &Pager) {
+        if self.writes.get(&handle).is_some_and(|&page| core.handle_of(page) != Some(handle)) {
+            self.writes.remove(&handle);
+        }
         for journey in self.under_way.iter_mut().flatten() {
             for (i, theirs) in journey.handles[..journey.pages].iter_mut().enumerate() {
-                if *theirs == Some(handle) {
+                if *theirs == Some(handle) && !core.is_coming(journey.page.plus(i as u64), handle) {
                     *theirs = None;
                     journey.coming &= !(1 << i);
                 }
