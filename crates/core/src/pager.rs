@@ -462,6 +462,19 @@ impl Pager {
         self.counters.lost_pages += 1;
     }
 
+    /// Where `target` has pages that are lost.
+    pub fn lost_in(&self, target: TargetId) -> Vec<Address> {
+        let mut lost = Vec::new();
+        for region in self.regions.of(target) {
+            self.table.used_in(region.first, region.span.pages(), |page, entry| {
+                if entry.state() == State::Lost {
+                    lost.push(region.span.start.plus_pages(page.0 - region.first.0));
+                }
+            });
+        }
+        lost
+    }
+
     /// A page that was on its way stays in the store for now.
     pub fn put_back(&mut self, page: PageIndex) {
         self.step(page, Step::PutBack);

@@ -32,6 +32,9 @@ impl Driver {
             return;
         }
         if outside.is_empty() {
+            if !self.poison_lost() {
+                return;
+            }
             let agents = self.let_go();
             let _ = reply.send(Homeward::Done(agents));
             self.release = None;
@@ -71,6 +74,15 @@ impl Driver {
             self.core.set_budget(budget);
             let _ = reply.send(Homeward::NoRoom(self.core.touched_pages() - self.core.mapped_pages()));
         }
+    }
+
+    /// Makes every lost page raise SIGBUS, also those that nobody has touched since: to the kernel they are missing, and
+    /// without us it would make zeros of them. False when some must be tried again.
+    fn poison_lost(&self) -> bool {
+        self.targets.iter().flatten().all(|target| {
+            let lost = self.core.lost_in(target.id);
+            lost.into_iter().all(|address| target.uffd.poison(address).stop != Some(Stop::Changing))
+        })
     }
 
     fn let_go(&mut self) -> Vec<Agent> {
