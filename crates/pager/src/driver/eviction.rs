@@ -197,8 +197,9 @@ impl Driver {
 
     pub(super) fn write_one(&mut self, all: bool) -> bool {
         if !self.hands.store.accepts() {
-            // With writes under way it is busy, and their ends will tell. Without, it is away: targets must not wait for it.
+            // With something under way it is busy, and the ends will tell. Without, it is away: targets must not wait for it.
             if self.journeys.writes() == 0
+                && !self.journeys.are_under_way()
                 && let Some(write) = self.core.next_write(all)
             {
                 self.core.write_declined(write);
