@@ -8,6 +8,7 @@ import subprocess
 
 import harness
 import pytest
+import servers as keepers
 
 # No test may hang a run: 90 s unless it says otherwise with @pytest.mark.limit(seconds).
 LIMIT_SECONDS = 90
@@ -88,6 +89,27 @@ def need():
         return list(found.values())
 
     return paths
+
+
+@pytest.fixture
+def servers(processes, spillway, need, tmp_path):
+    """Starts servers that keep pages; `processes` ends them."""
+    return keepers.Servers(processes, spillway.path, need, tmp_path)
+
+
+@pytest.fixture
+def network(need):
+    """Two network namespaces with a cable between them; skipped where none may be made."""
+    need("ip")
+    made = keepers.Network()
+    try:
+        try:
+            made.make()
+        except OSError as refusal:
+            pytest.skip(f"no network namespaces here: {refusal}")
+        yield made
+    finally:
+        made.remove()
 
 
 @pytest.fixture(scope="session")

@@ -205,3 +205,19 @@ fn lost_pages_are_known_by_their_places() {
     pager.remapped(target, span(100, 3), span(200, 1).start);
     assert_eq!(pager.lost_in(target), [span(201, 1).start]);
 }
+
+#[test]
+fn a_lost_page_is_told_until_its_target_gives_it_back() {
+    let mut pager = pager();
+    let target = pager.add_target();
+    fill(&mut pager, target, span(100, 3));
+    let page = page_at(&pager, target, 101);
+    send_away(&mut pager, page);
+    assert!(pager.lost_in(target).is_empty());
+    let plan = pager.fault(target, span(101, 1).start);
+    assert!(matches!(plan, Plan::Fetch { pages: 1, .. }), "{plan:?}");
+    pager.lost(page);
+    assert_eq!(pager.lost_in(target), [span(101, 1).start]);
+    pager.removed(target, span(101, 1));
+    assert!(pager.lost_in(target).is_empty());
+}

@@ -359,6 +359,8 @@ impl Driver {
             }
         }
         self.retry_waiting();
+        // What was asked for just now may be here, or lost, at once; nothing would announce it.
+        self.arrive();
         if self.release.is_some() {
             self.bring_home();
         } else if self.core.wanted_captures() > 0 {

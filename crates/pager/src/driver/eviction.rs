@@ -200,6 +200,13 @@ impl Driver {
 
     pub(super) fn write_one(&mut self, all: bool) -> bool {
         if !self.hands.store.accepts() {
+            // With something under way it is busy, and the ends will tell. Without, it is away: targets must not wait for it.
+            if self.journeys.writes() == 0
+                && !self.journeys.are_under_way()
+                && let Some(write) = self.core.next_write(all)
+            {
+                self.core.write_declined(write);
+            }
             return false;
         }
         let Some(write) = self.core.next_write(all) else { return false };

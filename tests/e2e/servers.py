@@ -1,0 +1,191 @@
+"""Servers that keep pages, a proxy that breaks connections to them, and a network between two namespaces."""
+
+import contextlib
+import dataclasses
+import os
+import re
+import select
+import signal
+import socket
+import struct
+import subprocess
+import tempfile
+import threading
+
+from harness import eventually, free_port
+
+
+@dataclasses.dataclass
+class Server:
+    """A server that was started."""
+
+    process: subprocess.Popen
+    host: str
+    port: int
+
+    @property
+    def address(self):
+        """`HOST:PORT`."""
+        return f"{self.host}:{self.port}"
+
+    def send(self, number):
+        """Sends it a signal."""
+        os.kill(self.process.pid, number)
+
+    def kill(self):
+        """Ends it at once, without a word to its clients."""
+        self.send(signal.SIGKILL)
+        self.process.wait(5)
+
+
+class Servers:
+    """Starts servers on loopback ports that are free, unless told otherwise. `processes` ends them."""
+
+    def __init__(self, processes, spillway, need, scratch):
+        self.processes, self.path, self.need, self.scratch = processes, spillway, need, scratch
+
+    def spillway(self, memory="512M", port=0, token_file=None, host="127.0.0.1", within=(), options=()):
+        """`spillway serve`; `within`: a command to run it by."""
+        log = tempfile.NamedTemporaryFile("w+", dir=self.scratch, prefix="serve", delete=False)
+        command = [*within, self.path, "serve", "--listen", f"{host}:{port}", "--memory", memory, *options]
+        command += ["--token-file", token_file] if token_file else []
+        process = self.processes.start(command, stdout=log, stderr=log)
+
+        def listening():
+            with open(log.name) as said:
+                text = said.read()
+            assert process.poll() is None, f"spillway serve ended: {text}"
+            return re.search(r"lending .* on \S+:(\d+);", text)
+
+        return Server(process, host, int(eventually(listening, "spillway serve to listen", 10)[1]))
+
+    def memcached(self, *options, mib=512):
+        """A memcached that evicts nothing if `-M` is among the options."""
+        (path,) = self.need("memcached")
+        port = free_port()
+        return self._listening([path, "-u", "root", "-l", "127.0.0.1", "-U", 0, "-p", port, "-m", mib, "-t", 1, *options], port)
+
+    def redis(self, *options):
+        """A redis-server that writes nothing to disk."""
+        (path,) = self.need("redis-server")
+        port = free_port()
+        command = [path, "--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", self.scratch]
+        return self._listening([*command, *options], port)
+
+    def _listening(self, command, port):
+        process = self.processes.start(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+        def answers():
+            assert process.poll() is None, f"{command[0]} ended with status {process.returncode}"
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                return True
+
+        eventually(answers, f"{command[0]} to listen", 10)
+        return Server(process, "127.0.0.1", port)
+
+
+def answering(talk):
+    """A server that accepts connections and gives each to `talk`: a context that yields its port."""
+
+    @contextlib.contextmanager
+    def serving():
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+
+            def serve():
+                with contextlib.suppress(OSError):
+                    while True:
+                        connection, _ = listener.accept()
+                        connection.settimeout(5)
+                        with connection, contextlib.suppress(OSError):
+                            talk(connection)
+
+            thread = threading.Thread(target=serve, daemon=True)
+            thread.start()
+            yield listener.getsockname()[1]
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join(10)
+
+    return serving()
+
+
+class Proxy(threading.Thread):
+    """Passes one connection at a time on to `port`, and resets it whenever it has carried `cut_bytes`: amid a frame."""
+
+    def __init__(self, port, cut_bytes):
+        super().__init__(daemon=True)
+        self.to, self.cut_bytes, self.resets = port, cut_bytes, 0
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.over = threading.Event()
+
+    def run(self):
+        self.listener.settimeout(0.1)
+        while not self.over.is_set():
+            with contextlib.suppress(OSError):
+                client, _ = self.listener.accept()
+                with client, socket.create_connection(("127.0.0.1", self.to)) as server:
+                    self._carry(client, server)
+
+    def _carry(self, client, server):
+        left = self.cut_bytes
+        others = {client: server, server: client}
+        while left and not self.over.is_set():
+            for stream in select.select([client, server], [], [], 0.1)[0]:
+                some = stream.recv(min(left, 1 << 16))
+                if not some:
+                    return
+                others[stream].sendall(some)
+                left -= len(some)
+        for stream in others:
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.resets += left == 0
+
+    def end(self):
+        """Ends all connections."""
+        self.over.set()
+        self.join()
+        self.listener.close()
+
+
+class Network:
+    """Two network namespaces, each with its own address on a cable to the other."""
+
+    ADDRESSES = ("192.0.2.1", "192.0.2.2")
+
+    def __init__(self):
+        self.names = [f"spillway-{os.getpid()}-{side}" for side in "ab"]
+
+    @staticmethod
+    def _ip(*words):
+        done = subprocess.run(["ip", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10)
+        if done.returncode:
+            raise OSError(f"ip {' '.join(words)}: {done.stderr.strip()}")
+
+    def make(self):
+        """Makes it; an `OSError` where that is not allowed."""
+        for name in self.names:
+            self._ip("netns", "add", name)
+        here, there = self.names
+        self._ip("-n", here, "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", there)
+        for name, address in zip(self.names, self.ADDRESSES):
+            self._ip("-n", name, "address", "add", f"{address}/30", "dev", "cable")
+            self._ip("-n", name, "link", "set", "cable", "up")
+            self._ip("-n", name, "link", "set", "lo", "up")
+
+    def within(self, side):
+        """The command to run a program on one side, 0 or 1."""
+        return ["ip", "netns", "exec", self.names[side]]
+
+    def cut(self):
+        """Pulls the cable."""
+        self._ip("-n", self.names[0], "link", "set", "cable", "down")
+
+    def mend(self):
+        """Puts it in again."""
+        self._ip("-n", self.names[0], "link", "set", "cable", "up")
+
+    def remove(self):
+        """Leaves nothing behind."""
+        for name in self.names:
+            with contextlib.suppress(OSError):
+                self._ip("netns", "delete", name)
