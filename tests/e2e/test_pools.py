@@ -9,10 +9,11 @@ import random
 import signal
 import socket
 import struct
+import subprocess
 
 import clients
 import pytest
-from harness import MIB, anonymous_bytes, assert_paged, eventually
+from harness import MIB, anonymous_bytes, eventually
 from mechanics import Program, let_go, refused
 from servers import answering
 from test_programs import cpython, redis_command, value
@@ -55,10 +56,10 @@ def test_a_program_in_a_quarter_of_its_memory(processes, spillway, build, pool, 
 
 def test_torture(processes, spillway, build, pool):
     command = [spillway.path, "run", "--local", "12M", "--pool", pool, "--", build("torture", "-Wshadow"), *options(4711, 3, 48, 2)]
-    running = processes.start(command, stdout=-1, stderr=-1, text=True)
+    running = processes.start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         out, err = running.communicate(timeout=40)
-    except TimeoutError:
+    except subprocess.TimeoutExpired:
         raise AssertionError(hung(running)) from None
     assert running.returncode == 0, f"status {running.returncode}\n{out}\n{err[-6000:]}"
     assert json.loads(out.splitlines()[-1])["pages_verified"] > 1000, out
@@ -83,7 +84,7 @@ def test_cpython(native, spillway, servers):
     budget = plain.anonymous_peak_bytes // 3 // MIB * MIB
     paged = spillway.run(cpython(24, 2), budget, "--pool", f"tcp://{servers.spillway().address}").must_succeed()
     assert paged.out == plain.out
-    assert_paged(paged, budget)
+    assert paged.stats["evicted_pages"] > 1000 and paged.stats["fetched_pages"] > 1000, paged.stats
 
 
 def test_redis_saves_in_the_background(native, spillway, servers, need, tmp_path):
@@ -108,7 +109,8 @@ def test_redis_saves_in_the_background(native, spillway, servers, need, tmp_path
         some = keys[at : at + 500]
         assert redis.call("MGET", *some) == [value(key, int(key in new)) for key in some]
     redis.stream.sendall(redis.encode("SHUTDOWN", "NOSAVE"))
-    assert_paged(running.finish(timeout=20).must_succeed(), budget)
+    stats = running.finish(timeout=20).must_succeed().stats
+    assert stats["evicted_pages"] > 5000 and stats["fetched_pages"] > 5000, stats
 
     (tmp_path / "socket").unlink(missing_ok=True)
     restored = native.start([server, *redis_command(tmp_path, dump)])
