@@ -76,6 +76,8 @@ pub enum Step {
     Keep,
     /// The store did not keep it after all, and its handle is void.
     Refuse,
+    /// Its clean copy is given up.
+    Forgo,
     /// Its way back from the store began.
     Fetch,
     /// It was installed from the store.
@@ -227,6 +229,10 @@ impl Entry {
             (Writing, Step::Keep) => old.with_state(Inactive),
             (Writing, Step::Refuse) => old.with_state(Inactive).with_handle(None),
             (Mapped | Inactive, Step::Refuse) => old.with_handle(None),
+            (Mapped, Step::Forgo) => {
+                released.handle = old.handle();
+                old.with_handle(None)
+            }
             (Remote, Step::Fetch) => old.with_state(Fetching),
             (Fetching, Step::Install) => Self::UNTOUCHED.with_state(Mapped).with_handle(old.handle()),
             (Fetching, Step::PutBack) => old.with_state(Remote),
@@ -294,7 +300,7 @@ mod tests {
         ]
     }
 
-    const STEPS: [Step; 18] = [
+    const STEPS: [Step; 19] = [
         Step::Fill,
         Step::Find,
         Step::Capture(BufferIndex(3)),
@@ -306,6 +312,7 @@ mod tests {
         Step::Hand(HandleBits::MAX),
         Step::Keep,
         Step::Refuse,
+        Step::Forgo,
         Step::Fetch,
         Step::Install,
         Step::PutBack,
@@ -321,6 +328,7 @@ mod tests {
         match (entry.state(), step) {
             (Untouched, Step::Fill | Step::Find) => Some(Mapped),
             (Mapped, Step::Fill | Step::Find | Step::RemoveSpared) => Some(Mapped),
+            (Mapped, Step::Forgo) => Some(Mapped),
             (Mapped, Step::Capture(_)) => (!entry.is_removing()).then_some(Inactive),
             (Mapped, Step::CaptureZero) => Some(Untouched),
             (Mapped, Step::CaptureLost) => Some(Lost),

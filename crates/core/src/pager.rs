@@ -159,6 +159,7 @@ pub struct Pager {
     pub(crate) streams: Vec<Streams>,
     pub(crate) hand: Hand,
     home_hand: Hand,
+    clean_hand: Hand,
     ahead: Ahead,
     pub(crate) free_buffers: Vec<BufferIndex>,
     pub(crate) inactive: VecDeque<PageIndex>,
@@ -187,6 +188,7 @@ impl Pager {
             streams: Vec::new(),
             hand: Hand::default(),
             home_hand: Hand::default(),
+            clean_hand: Hand::default(),
             ahead: Ahead { address: Address(0), page: PageIndex(0), next: 0, end: 0, room: 0 },
             free_buffers: (0..config.buffers).rev().map(BufferIndex).collect(),
             // Twice the buffers: a page that was stolen or removed leaves its place in the queue behind.
@@ -382,6 +384,15 @@ impl Pager {
         }
         if into.is_empty() && !from_start {
             self.outside(most, into);
+        }
+    }
+
+    /// The store has no room: gives up to `most` clean copies of pages that are in their targets. The pass goes on from call
+    /// to call.
+    pub fn forgo_clean(&mut self, most: usize) {
+        for _ in 0..most {
+            let Some(page) = self.table.next_clean(&mut self.clean_hand) else { return };
+            self.step(page, Step::Forgo);
         }
     }
 

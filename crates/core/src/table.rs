@@ -208,12 +208,28 @@ impl Table {
 
     /// The next page at or after `hand` that is neither untouched nor mapped nor lost, before the table's end.
     pub fn next_outside(&self, hand: &mut Hand) -> Option<PageIndex> {
+        let outside = |entry: Entry| !matches!(entry.state(), State::Untouched | State::Mapped | State::Lost);
+        self.next_where(hand, |chunk| chunk.used > chunk.mapped, outside)
+    }
+
+    /// The next page at or after `hand` that is mapped and has a clean copy, before the table's end.
+    pub fn next_clean(&self, hand: &mut Hand) -> Option<PageIndex> {
+        let clean = |entry: Entry| entry.state() == State::Mapped && entry.handle().is_some();
+        self.next_where(hand, |chunk| chunk.mapped > 0, clean)
+    }
+
+    fn next_where(
+        &self,
+        hand: &mut Hand,
+        look_in: impl Fn(&Chunk) -> bool,
+        wanted: impl Fn(Entry) -> bool,
+    ) -> Option<PageIndex> {
         while let Some(slot) = self.chunks.get(hand.slot) {
-            if let Some(chunk) = slot.as_deref().filter(|chunk| chunk.used > chunk.mapped) {
+            if let Some(chunk) = slot.as_deref().filter(|chunk| look_in(chunk)) {
                 while hand.page < CHUNK_PAGES {
                     let within = hand.page;
                     hand.page += 1;
-                    if !matches!(chunk.entries[within].state(), State::Untouched | State::Mapped | State::Lost) {
+                    if wanted(chunk.entries[within]) {
                         return Some(PageIndex(chunk.number * CHUNK_PAGES_U64 + within as u64));
                     }
                 }

@@ -161,6 +161,25 @@ fn hand_over(pager: &mut Pager, page: PageIndex, handle: HandleBits) {
     pager.handed(write, handle);
 }
 
+/// A full store gets room from copies of pages that came home: else they would fill it for good.
+#[test]
+fn a_full_store_gets_clean_copies_back() {
+    let mut pager = pager();
+    let target = pager.add_target();
+    fill(&mut pager, target, span(100, 2));
+    let page = page_at(&pager, target, 100);
+    send_away(&mut pager, page);
+    let plan = pager.fault(target, span(100, 1).start);
+    pager.installed(plan, Outcome { done: 1, stop: None });
+    let handle = pager.handle_of(page);
+    assert!(handle.is_some() && pager.state_of(page) == State::Mapped);
+    pager.forgo_clean(1);
+    assert_eq!((pager.next_released(), pager.handle_of(page)), (handle, None));
+    pager.forgo_clean(10);
+    assert!(!pager.has_released());
+    pager.audit();
+}
+
 #[test]
 fn a_void_handle_that_a_page_gave_up_is_not_freed() {
     let mut pager = pager();

@@ -358,6 +358,9 @@ impl Driver {
                 break;
             }
         }
+        if self.core.is_store_full() {
+            self.core.forgo_clean(FREES_PER_TURN);
+        }
         self.retry_waiting();
         // What was asked for just now may be here, or lost, at once; nothing would announce it.
         self.arrive();

@@ -159,6 +159,8 @@ pub struct Watcher {
     stalled: Option<(u64, Instant)>,
     idle_ticks: (Instant, u64),
     maps_rest_until: Option<Instant>,
+    /// Asked for during a release, and to be answered after it.
+    postponed: Vec<Request>,
     ended: bool,
 }
 
@@ -194,6 +196,7 @@ impl Watcher {
             stalled: None,
             idle_ticks: (Instant::now(), 0),
             maps_rest_until: None,
+            postponed: Vec::new(),
             ended: false,
         }
     }
@@ -208,6 +211,9 @@ impl Watcher {
                 Ok(request) => {
                     self.answer(request);
                     while let Ok(request) = self.requests.try_recv() {
+                        self.answer(request);
+                    }
+                    for request in std::mem::take(&mut self.postponed) {
                         self.answer(request);
                     }
                 }
@@ -749,10 +755,37 @@ impl Watcher {
         }
     }
 
+    /// Targets fork and end while their pages come home, and a child's pages come only once it is known what it inherits.
+    fn hear_while_releasing(&mut self) {
+        while let Ok(request) = self.requests.try_recv() {
+            match request {
+                Request::Report(report) => self.take_note(report),
+                other => self.postponed.push(other),
+            }
+        }
+        self.tell_inheritances();
+        self.bury_orphans();
+    }
+
+    fn tell_inheritances(&self) {
+        self.orphans.iter().for_each(|orphan| self.tell_inheritance(orphan.target, orphan.pid));
+    }
+
     fn release(&mut self, reply: &Sender<Departure>) {
         let (homeward, answer) = channel();
+        self.tell_inheritances();
         self.send(Command::Release { reply: homeward });
-        for step in answer {
+        let mut heard_at = Instant::now();
+        loop {
+            if heard_at.elapsed() >= LOOK_LATEST {
+                self.hear_while_releasing();
+                heard_at = Instant::now();
+            }
+            let step = match answer.recv_timeout(LOOK_LATEST) {
+                Ok(step) => step,
+                Err(RecvTimeoutError::Timeout) => continue,
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
             match step {
                 Homeward::Left(pages) => {
                     let _ = reply.send(Departure::Left(pages));
