@@ -199,6 +199,7 @@ impl Pager {
                 self.step(page, Step::CaptureZero);
                 self.counters.evicted_pages += 1;
                 self.counters.zero_drops += 1;
+                self.tighten();
             }
             Captured::Stuck => {
                 self.table.update(page, Entry::set_stuck);
@@ -233,6 +234,7 @@ impl Pager {
         self.counters.clean_drops += u64::from(clean);
         self.counters.written_pages += u64::from(!clean);
         self.step(write.page, Step::Written(handle));
+        self.tighten();
     }
 
     /// The store took the page under `handle` and will say whether it keeps it ([`Pager::stored`], [`Pager::refused`]). The
@@ -249,6 +251,7 @@ impl Pager {
         let entry = self.table.get(page);
         if entry.state() == State::Writing && entry.handle() == Some(handle) {
             self.step(page, Step::Written(handle));
+            self.tighten();
         }
     }
 

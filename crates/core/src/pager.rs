@@ -172,7 +172,8 @@ pub struct Pager {
     pub(crate) kept: Vec<(PageIndex, TargetId)>,
     buffers: u32,
     budget: Budget,
-    overdraft: u64,
+    /// How far past the budget faults may go, and how far past what was local when they might.
+    overdraft: (u64, u64),
     used_peak: u64,
     /// A scan found pages beyond the budget, and eviction has not caught up yet.
     pub(crate) in_burst: bool,
@@ -201,7 +202,7 @@ impl Pager {
             kept: Vec::new(),
             buffers: config.buffers,
             budget: config.budget,
-            overdraft: 0,
+            overdraft: (0, 0),
             used_peak: 0,
             in_burst: false,
         }
@@ -255,7 +256,13 @@ impl Pager {
     /// Zero ends it.
     pub fn set_overdraft(&mut self, pages: u64) {
         let excess = self.local_pages().saturating_sub(self.budget_pages());
-        self.overdraft = if pages == 0 { 0 } else { excess + pages };
+        self.overdraft = if pages == 0 { (0, 0) } else { (excess + pages, pages) };
+    }
+
+    /// Less is local than before: what faults may overdraw shrinks along, or an old excess would come back.
+    pub(crate) fn tighten(&mut self) {
+        let excess = self.local_pages().saturating_sub(self.budget_pages());
+        self.overdraft.0 = self.overdraft.0.min(excess + self.overdraft.1);
     }
 
     /// Pages that faults may still make local: what is free, and what they may overdraw.
@@ -263,7 +270,7 @@ impl Pager {
         if self.store_full {
             return u64::MAX;
         }
-        (self.budget_pages().saturating_add(self.overdraft)).saturating_sub(self.local_pages())
+        (self.budget_pages().saturating_add(self.overdraft.0)).saturating_sub(self.local_pages())
     }
 
     /// Pages that targets hold, wherever they are.

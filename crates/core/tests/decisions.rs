@@ -180,6 +180,30 @@ fn a_full_store_gets_clean_copies_back() {
     pager.audit();
 }
 
+/// What was allowed while much was over must not let faults fill that much again.
+#[test]
+fn an_overdraft_shrinks_with_the_excess() {
+    let mut pager = pager();
+    let target = pager.add_target();
+    pager.add_region(target, span(100, 4 * BUDGET_PAGES));
+    pager.found(target, span(100, 2 * BUDGET_PAGES));
+    pager.set_overdraft(4);
+    for at in 0..BUDGET_PAGES + 8 {
+        let page = page_at(&pager, target, 100 + at);
+        send_away(&mut pager, page);
+    }
+    let before = pager.free_pages();
+    let filled = (0..BUDGET_PAGES).take_while(|at| {
+        let plan = pager.fault(target, span(100 + 2 * BUDGET_PAGES + at, 1).start);
+        let room = plan != Plan::NoRoom;
+        if room {
+            pager.installed(plan, Outcome { done: 1, stop: None });
+        }
+        room
+    });
+    assert_eq!((before, filled.count()), (8, 12));
+}
+
 #[test]
 fn a_void_handle_that_a_page_gave_up_is_not_freed() {
     let mut pager = pager();

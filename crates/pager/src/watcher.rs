@@ -34,6 +34,8 @@ const LOOK_LATEST: Duration = Duration::from_millis(20);
 /// How often while the fault thread is in the idle class: each look, on whichever CPU, may drive the faulting thread away
 /// from it.
 const LOOK_WHILE_IDLE: Duration = Duration::from_millis(8);
+/// How long nothing must have changed for that: who maps memory, maps more.
+const QUIET_AFTER: Duration = Duration::from_millis(300);
 /// How often the process tree is walked,
 const TREE_EVERY: Duration = Duration::from_millis(10);
 /// and how often when it has just changed.
@@ -159,6 +161,8 @@ pub struct Watcher {
     stalled: Option<(u64, Instant)>,
     idle_ticks: (Instant, u64),
     maps_rest_until: Option<Instant>,
+    /// When mappings or sizes were last seen to have changed.
+    changed_at: Option<Instant>,
     /// Asked for during a release, and to be answered after it.
     postponed: Vec<Request>,
     ended: bool,
@@ -196,6 +200,7 @@ impl Watcher {
             stalled: None,
             idle_ticks: (Instant::now(), 0),
             maps_rest_until: None,
+            changed_at: None,
             postponed: Vec::new(),
             ended: false,
         }
@@ -398,6 +403,9 @@ impl Watcher {
         self.settle_removals();
         self.watch_cpus(now);
         self.watch_fault_thread();
+        if changed {
+            self.changed_at = Some(now);
+        }
         self.next_look(unmanaged_pages, changed)
     }
 
@@ -407,6 +415,7 @@ impl Watcher {
             return LOOK_SOONEST;
         }
         let idle = self.shared.idle.load(Relaxed);
+        let quiet = self.changed_at.is_none_or(|at| at.elapsed() >= QUIET_AFTER);
         let room = self.adoption_threshold().saturating_sub(unmanaged_pages);
         let budget_room = self
             .shared
@@ -419,7 +428,7 @@ impl Watcher {
         let reach = Duration::from_micros(pages * 1_000_000 / TOUCH_PAGES_PER_S / 2);
         let young = self.tree_changed_at.is_some_and(|at| at.elapsed() < TREE_YOUNG_FOR);
         if idle && managed {
-            return LOOK_WHILE_IDLE;
+            return if quiet { LOOK_WHILE_IDLE } else { LOOK_SOONEST };
         }
         reach.clamp(LOOK_SOONEST, if young { YOUNG_TREE_EVERY } else { LOOK_LATEST })
     }
