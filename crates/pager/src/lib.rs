@@ -16,6 +16,7 @@ mod restart;
 mod shared;
 mod sys;
 mod target;
+mod watchdog;
 mod watcher;
 
 pub use doctor::{Check, doctor};

@@ -1,9 +1,9 @@
 //! What `/proc` says about a process. Parsers take text, so that they can be fuzzed; none panics on any input.
 
 use std::fs;
-use std::io;
+use std::io::{self, Read as _};
 
-use spillway_core::{Address, Span};
+use spillway_core::{Address, PAGE_BYTES, Span};
 
 /// A line of `/proc/PID/maps`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,7 +79,7 @@ pub struct Size {
 /// # Errors
 /// When it is gone.
 pub fn size(pid: i32) -> io::Result<Size> {
-    parse_statm(&fs::read_to_string(format!("/proc/{pid}/statm"))?).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    parse_statm(&read_short(&format!("/proc/{pid}/statm"))?).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 /// Parses `/proc/PID/statm`.
@@ -136,9 +136,15 @@ pub fn thread_stat(pid: i32, thread: i32) -> io::Result<Stat> {
     read_stat(&format!("/proc/{pid}/task/{thread}/stat"))
 }
 
+/// What a file says that the kernel gives whole in one read, being shorter than a page.
+fn read_short(path: &str) -> io::Result<String> {
+    let mut bytes = [0; PAGE_BYTES];
+    let count = fs::File::open(path)?.read(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes[..count]).into_owned())
+}
+
 fn read_stat(path: &str) -> io::Result<Stat> {
-    let text = fs::read(path)?;
-    parse_stat(&String::from_utf8_lossy(&text)).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    parse_stat(&read_short(path)?).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 /// The threads of `pid`.

@@ -4,7 +4,6 @@
 //! targets. It looks at a process often while it grows towards the budget and seldom otherwise.
 
 use std::collections::HashMap;
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -15,16 +14,16 @@ use spillway_core::{Address, PAGE_BYTES_U64, Span, TargetId};
 use crate::adopt;
 use crate::driver::{Command, Homeward, Report};
 use crate::error::Error;
-use crate::placement;
 use crate::procfs::{self, Mapping, Size};
 use crate::removals::Removals;
 use crate::shared::Shared;
-use crate::sys::fd::{Bell, poll, readable};
+use crate::sys::fd::Bell;
 use crate::sys::pagemap::Pagemap;
 use crate::sys::process::{robust_list, share_memory};
 use crate::sys::ptrace::Seized;
 use crate::sys::sched;
 use crate::sys::uffd::Uffd;
+use crate::watchdog::Watchdog;
 use crate::{Local, OnPagerDeath};
 
 /// The shortest time between two looks: what a program can touch meanwhile, at 4 GiB/s, is 4 MiB.
@@ -46,21 +45,14 @@ const TREE_YOUNG_FOR: Duration = Duration::from_millis(500);
 const MAPS_EVERY: Duration = Duration::from_secs(1);
 /// Reading mappings may take this share of the watcher's time: one part in twenty.
 const MAPS_SHARE: u32 = 20;
+/// How often mappings are read in a row while they change.
+const READINGS_MAX: u32 = 4;
 /// Pages that memory may grow by, unexplained, before mappings are read again: 1 MiB.
 const GROWTH_PAGES: u64 = 256;
 /// A process smaller than this is never worth an agent: 8 MiB.
 const ADOPT_PAGES: u64 = 2048;
 /// What a program can touch in a second, in pages: 8 GiB.
 const TOUCH_PAGES_PER_S: u64 = 1 << 21;
-/// A fault that has waited so long, with the fault thread in the idle class and not progressing, needs a rescue.
-const RESCUE_AFTER: Duration = Duration::from_millis(3);
-/// How long the idle class stays forbidden after a rescue.
-const RESCUE_FOR_NS: u64 = 200_000_000;
-
-/// How often it is looked whether CPUs are idle; a tick is 10 ms, so not much oftener.
-const CPUS_EVERY: Duration = Duration::from_millis(100);
-/// CPUs that together are idle for less than one part in so many of the time count as all busy.
-const SPARE_SHARE: u32 = 20;
 /// How often it is looked whether a debugger traces a target.
 const TRACER_EVERY: Duration = Duration::from_millis(100);
 /// How far before its robust list a thread's descriptor may begin, with its thread id in it: 0x2e0 bytes in glibc 2.36.
@@ -158,8 +150,7 @@ pub struct Watcher {
     removals: Removals,
     tree_at: Option<Instant>,
     tree_changed_at: Option<Instant>,
-    stalled: Option<(u64, Instant)>,
-    idle_ticks: (Instant, u64),
+    watchdog: Watchdog,
     maps_rest_until: Option<Instant>,
     /// When mappings or sizes were last seen to have changed.
     changed_at: Option<Instant>,
@@ -197,8 +188,7 @@ impl Watcher {
             removals: Removals::default(),
             tree_at: None,
             tree_changed_at: None,
-            stalled: None,
-            idle_ticks: (Instant::now(), 0),
+            watchdog: Watchdog::new(),
             maps_rest_until: None,
             changed_at: None,
             postponed: Vec::new(),
@@ -401,8 +391,8 @@ impl Watcher {
         self.keep_orphans();
         changed |= self.adopt_the_grown(unmanaged_pages);
         self.settle_removals();
-        self.watch_cpus(now);
-        self.watch_fault_thread();
+        let agents = self.processes.values().map(|process| process.agent).filter(|agent| *agent != 0);
+        self.watchdog.look(now, &self.shared, agents);
         if changed {
             self.changed_at = Some(now);
         }
@@ -602,12 +592,21 @@ impl Watcher {
     fn read_mappings(&mut self, pid: i32) {
         let begun = Instant::now();
         let Some(&Process { target: Some(target), staging, .. }) = self.processes.get(&pid) else { return };
-        let size = procfs::size(pid).unwrap_or_default();
-        let Ok(mappings) = procfs::mappings(pid) else { return };
-        let spans = manageable(&mappings, staging);
-        let (reply, answer) = channel();
-        self.send(Command::Register { target, spans, reply });
-        let Ok(new) = answer.recv() else { return };
+        let (mut size, mut new) = (Size::default(), Vec::new());
+        for _ in 0..READINGS_MAX {
+            size = procfs::size(pid).unwrap_or_default();
+            let Ok(mappings) = procfs::mappings(pid) else { return };
+            let spans = manageable(&mappings, staging);
+            let (reply, answer) = channel();
+            self.send(Command::Register { target, spans, reply });
+            let Ok(registered) = answer.recv() else { return };
+            let none = registered.is_empty();
+            new.extend(registered);
+            // Of a mapping that grew meanwhile a part is registered: two mappings to the kernel, and `mremap` takes only one.
+            if none || procfs::size(pid).is_ok_and(|now| now.total_pages == size.total_pages) {
+                break;
+            }
+        }
         let Some(process) = self.processes.get_mut(&pid) else { return };
         if let Some(pagemap) = &process.pagemap {
             for span in new {
@@ -724,44 +723,6 @@ impl Watcher {
             let _ = commands.send(command);
             bell.ring();
         });
-    }
-
-    /// Whether any CPU had time to spare of late.
-    fn watch_cpus(&mut self, now: Instant) {
-        let (at, before) = self.idle_ticks;
-        let passed = now - at;
-        if passed < CPUS_EVERY {
-            return;
-        }
-        let Some(ticks) = procfs::idle_ticks() else { return };
-        self.idle_ticks = (now, ticks);
-        // A tick is 10 ms to user space (USER_HZ).
-        let spare = Duration::from_millis(10) * u32::try_from(ticks.saturating_sub(before)).unwrap_or(u32::MAX);
-        self.shared.crowded.store(spare < passed / SPARE_SHARE, Relaxed);
-    }
-
-    /// In the idle class the fault thread starves when other programs want its CPU: a fault that waits while nothing
-    /// progresses is the sign.
-    fn watch_fault_thread(&mut self) {
-        if !self.shared.idle.load(Relaxed) {
-            self.stalled = None;
-            return;
-        }
-        let progress = self.shared.progress.load(Relaxed);
-        let mut fds: Vec<libc::pollfd> = self.uffds.iter().map(|(_, uffd)| readable(uffd.as_raw_fd())).collect();
-        let pending = poll(&mut fds, Some(0));
-        match self.stalled {
-            Some((before, since)) if before == progress && pending => {
-                if since.elapsed() >= RESCUE_AFTER {
-                    placement::rescue(&self.shared, RESCUE_FOR_NS);
-                    for agent in self.processes.values().map(|process| process.agent).filter(|agent| *agent != 0) {
-                        let _ = sched::set_class(agent, sched::Class::Normal);
-                    }
-                    self.stalled = None;
-                }
-            }
-            _ => self.stalled = pending.then(|| (progress, Instant::now())),
-        }
     }
 
     /// Targets fork and end while their pages come home, and a child's pages come only once it is known what it inherits.

@@ -97,14 +97,46 @@ impl Driver {
     fn let_go(&mut self) -> Vec<Agent> {
         let mut agents = Vec::new();
         for target in self.targets.iter_mut().filter_map(Option::take) {
-            for region in self.core.regions().of(target.id) {
-                // A mapping that went away meanwhile needs no unregistering.
-                let _ = target.uffd.unregister(region.span);
+            let mut last = None;
+            let mut spans = neighbours_joined(self.core.regions().of(target.id).map(|region| region.span).collect());
+            while let Some(span) = spans.pop() {
+                // Up to the next, as the mapping may have grown: between two calls a mapping must not be registered in part,
+                // which makes it two, and `mremap` takes only one.
+                let end = last.replace(span.start).map_or(span.end, |next| next);
+                if target.uffd.unregister(Span { end, ..span }).is_err() {
+                    // A mapping that went away meanwhile needs no unregistering.
+                    let _ = target.uffd.unregister(span);
+                }
             }
             self.core.ended(target.id);
             agents.extend(target.agent);
         }
         self.placement.settle(&self.shared);
         agents
+    }
+}
+
+/// The spans in order, those that touch made one.
+fn neighbours_joined(mut spans: Vec<Span>) -> Vec<Span> {
+    spans.sort_unstable_by_key(|span| span.start);
+    let mut joined: Vec<Span> = Vec::with_capacity(spans.len());
+    for span in spans {
+        match joined.last_mut().filter(|last| last.end == span.start) {
+            Some(last) => last.end = span.end,
+            None => joined.push(span),
+        }
+    }
+    joined
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_touches_is_let_go_in_one_call() {
+        let span = |start, end| Span { start: spillway_core::Address(start), end: spillway_core::Address(end) };
+        let joined = neighbours_joined(vec![span(8, 12), span(0, 4), span(4, 8), span(16, 20)]);
+        assert_eq!(joined, [span(0, 12), span(16, 20)]);
     }
 }
