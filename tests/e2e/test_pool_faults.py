@@ -105,8 +105,12 @@ def test_new_memory_stays_local_while_no_server_is_there(processes, spillway, bu
     target.ask("grow 24")
     # Nothing had left before the server did.
     target.unharmed()
-    entry = spillway.find(target.pid)
-    assert entry["local_bytes"] > 2 * entry["budget_bytes"], entry
+
+    def beyond():
+        entry = spillway.find(target.pid)
+        return entry["local_bytes"] > 2 * entry["budget_bytes"]
+
+    eventually(beyond, "the new memory to count")
     target.tell("exit 0")
     assert target.status() == 0, target.err
 

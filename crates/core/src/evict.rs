@@ -66,9 +66,10 @@ impl Pager {
         (self.inactive.len() as u64).saturating_sub(self.inactive_pages_kept())
     }
 
-    /// Whether buffered pages wait to be written ([`Pager::next_write`]).
+    /// Whether buffered pages are to be written now ([`Pager::next_write`]): a batch of them, or any where room is short.
     pub fn has_due_writes(&self) -> bool {
-        !self.store_full && self.due_writes() > 0
+        let due = self.due_writes();
+        !self.store_full && due > 0 && (due >= self.write_batch || self.free_pages() < self.write_batch)
     }
 
     /// Whether the store declined a page and has taken none since.

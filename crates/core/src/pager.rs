@@ -150,6 +150,8 @@ pub struct Config {
     pub budget: Budget,
     /// Page buffers that the driver has.
     pub buffers: u32,
+    /// Pages that the store had better be given at once: 1 where each is no dearer alone.
+    pub write_batch: u64,
 }
 
 /// The table and the policies over it. See the module's documentation.
@@ -171,6 +173,7 @@ pub struct Pager {
     /// Pages that must not leave, in order, each target's renewed as a whole.
     pub(crate) kept: Vec<(PageIndex, TargetId)>,
     buffers: u32,
+    pub(crate) write_batch: u64,
     budget: Budget,
     /// How far past the budget faults may go, and how far past what was local when they might.
     overdraft: (u64, u64),
@@ -201,6 +204,7 @@ impl Pager {
             vacated: Vec::new(),
             kept: Vec::new(),
             buffers: config.buffers,
+            write_batch: config.write_batch,
             budget: config.budget,
             overdraft: (0, 0),
             used_peak: 0,

@@ -8,7 +8,7 @@ use spillway_core::{Address, PageIndex, Span, TargetId};
 const BUDGET_PAGES: u64 = 16;
 
 fn pager() -> Pager {
-    Pager::new(Config { budget: Budget::Pages(BUDGET_PAGES), buffers: 64 })
+    Pager::new(Config { budget: Budget::Pages(BUDGET_PAGES), buffers: 64, write_batch: 1 })
 }
 
 fn span(first: u64, pages: u64) -> Span {

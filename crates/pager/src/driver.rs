@@ -46,6 +46,12 @@ const MESSAGES: usize = 16;
 /// Handles freed between two looks for faults.
 const FREES_PER_TURN: usize = 256;
 
+/// Turns between two looks at everything that can be waited for: commands and agents wait so long at most.
+const UNPOLLED_MAX: u32 = 64;
+
+/// Pages that a store which answers later is given at once: each message of its own would wake it.
+const WRITE_BATCH: u64 = 32;
+
 /// A wait longer than this was one: a poll that finds something ready takes a fraction of it.
 const SLEPT_NS: u64 = 3_000;
 
@@ -70,6 +76,10 @@ pub struct Driver {
     release: Option<Release>,
     /// The last wait was one.
     slept: bool,
+    /// Turns since descriptors were last polled.
+    unpolled: u32,
+    /// The last reading of events found none.
+    dry: bool,
     /// The store may have more to tidy up.
     untidy: bool,
     yields: Yield,
@@ -91,11 +101,13 @@ impl Driver {
     ) -> Self {
         shared.thread.store(thread_id(), Relaxed);
         let follow = std::env::var_os("SPILLWAY_PLACEMENT").is_none_or(|value| value != "off");
-        let mut core = Pager::new(Config { budget, buffers: BUFFERS });
+        let journeys = Journeys::new(store.as_ref());
+        let write_batch = if journeys.are_possible() { WRITE_BATCH } else { 1 };
+        let mut core = Pager::new(Config { budget, buffers: BUFFERS, write_batch });
         core.restock();
         Self {
             core,
-            journeys: Journeys::new(store.as_ref()),
+            journeys,
             hands: Hands::new(store, BUFFERS),
             targets: Vec::new(),
             commands,
@@ -106,6 +118,8 @@ impl Driver {
             polled: Vec::new(),
             release: None,
             slept: false,
+            unpolled: UNPOLLED_MAX,
+            dry: true,
             untidy: false,
             yields: Yield::default(),
             awaits_agent: false,
@@ -116,6 +130,9 @@ impl Driver {
     /// Serves until every sender of commands is gone.
     pub fn run(mut self) {
         loop {
+            if self.serve_at_once() || self.receive_at_once() {
+                continue;
+            }
             let timeout = self.timeout();
             self.wait(timeout);
             if self.polled[0].revents != 0 {
@@ -138,11 +155,53 @@ impl Driver {
                     busy = true;
                 }
             }
-            // As many pages leave the buffers as became local: the reserve stays what it is.
-            let came = self.core.local_pages().saturating_sub(local_before);
-            self.work(busy, index(came.min(BLOCK_PAGES_MAX)));
-            self.shared.progress.fetch_add(1, Relaxed);
+            self.end_turn(busy, local_before);
         }
+    }
+
+    /// Reads and serves what events there are, without asking first whether there are any: on one CPU the faulting thread
+    /// has raised its next fault by the time this thread runs again. That saves a system call for each.
+    fn serve_at_once(&mut self) -> bool {
+        if self.dry || self.unpolled >= UNPOLLED_MAX || self.journeys.are_under_way() || self.release.is_some() {
+            return false;
+        }
+        let mut there = (0..self.targets.len()).filter(|&at| self.targets[at].is_some());
+        let (Some(at), None) = (there.next(), there.next()) else { return false };
+        let Some(target) = self.targets[at].as_mut().filter(|target| target.may_read()) else { return false };
+        target.looked = true;
+        self.slept = false;
+        self.unpolled += 1;
+        let local_before = self.core.local_pages();
+        self.dry = self.read_events(at) == 0;
+        if !self.dry {
+            self.end_turn(true, local_before);
+        }
+        !self.dry
+    }
+
+    /// Asks a store whether what it was asked for is there, without waiting: a server on the same CPU has answered by now.
+    fn receive_at_once(&mut self) -> bool {
+        let owed = self.journeys.under_way();
+        if owed == 0 || self.unpolled >= UNPOLLED_MAX {
+            return false;
+        }
+        self.unpolled += 1;
+        self.hands.store.flush();
+        let local_before = self.core.local_pages();
+        self.progress();
+        let came = self.journeys.under_way() < owed;
+        if came {
+            self.dry = false;
+            self.end_turn(true, local_before);
+        }
+        came
+    }
+
+    fn end_turn(&mut self, busy: bool, local_before: u64) {
+        // As many pages leave the buffers as became local: the reserve stays what it is.
+        let came = self.core.local_pages().saturating_sub(local_before);
+        self.work(busy, index(came.min(BLOCK_PAGES_MAX)));
+        self.shared.progress.fetch_add(1, Relaxed);
     }
 
     /// How long to wait: not at all while there is work, for ever when there is none.
@@ -185,17 +244,23 @@ impl Driver {
             self.publish();
         }
         let since = now_ns();
-        let mut ready = poll(&mut self.polled, Some(0));
-        if !ready && timeout != Some(0) {
+        // While pages are on their way, waiting says nothing of where the faulting thread is.
+        let owes = self.journeys.are_under_way();
+        let mut ready = !owes && poll(&mut self.polled, Some(0));
+        if !ready && !owes && timeout != Some(0) {
             if self.placement.chase(&self.shared) {
                 self.place_agents();
             }
+        }
+        if !ready && (owes || timeout != Some(0)) {
             ready = poll(&mut self.polled, timeout);
         }
-        self.slept = now_ns() - since > SLEPT_NS;
+        self.slept = !owes && now_ns() - since > SLEPT_NS;
         if !ready {
             self.polled.iter_mut().for_each(|polled| polled.revents = 0);
         }
+        self.unpolled = 0;
+        self.dry = (0..self.targets.len()).all(|at| self.polled[2 * at + 1].revents == 0);
     }
 
     fn publish(&self) {
@@ -203,9 +268,10 @@ impl Driver {
         self.shared.publish(&self.core, self.hands.store.status(), processes as u64);
     }
 
-    fn read_events(&mut self, at: usize) {
+    /// Reads events and acts on them; how many there were.
+    fn read_events(&mut self, at: usize) -> usize {
         let mut messages = [Message::default(); MESSAGES];
-        let Some(target) = &self.targets[at] else { return };
+        let Some(target) = &self.targets[at] else { return 0 };
         let read_ns = now_ns();
         let count = match target.uffd.read(&mut messages) {
             Ok(read) => read.len(),
@@ -224,6 +290,7 @@ impl Driver {
             }
         }
         self.settle_at_rest(at);
+        count
     }
 
     fn note_thread(&mut self, at: usize, thread: i32) {
@@ -353,11 +420,7 @@ impl Driver {
         }
         // Once more: what is freed will not come.
         self.arrive();
-        for _ in 0..if busy { came.max(1) } else { WRITES_PER_TURN } {
-            if !self.write_one(false) {
-                break;
-            }
-        }
+        self.write(busy, came);
         if self.core.is_store_full() {
             self.core.forgo_clean(FREES_PER_TURN);
         }
@@ -374,6 +437,25 @@ impl Driver {
         } else if !busy {
             self.drop_staged();
             self.untidy = self.hands.store.tidy();
+        }
+    }
+
+    /// Hands pages to the store.
+    fn write(&mut self, busy: bool, came: usize) {
+        let most = match (self.journeys.are_possible(), busy) {
+            (true, _) if self.core.has_due_writes() || self.core.is_store_full() => {
+                // What is wanted goes first.
+                self.hands.store.flush();
+                index(WRITE_BATCH)
+            }
+            (true, _) => 0,
+            (false, true) => came.max(1),
+            (false, false) => WRITES_PER_TURN,
+        };
+        for _ in 0..most {
+            if !self.write_one(false) {
+                break;
+            }
         }
     }
 

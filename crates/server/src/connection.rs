@@ -76,6 +76,13 @@ impl Connection {
         Ok(Self { stream, session, pending: Pending::default(), moved: now, interest })
     }
 
+    /// The socket, if the client is on this host.
+    pub(crate) fn on_this_host(&self) -> Option<&TcpStream> {
+        let same = self.stream.peer_addr().ok()?.ip() == self.stream.local_addr().ok()?.ip();
+        same.then_some(&self.stream)
+    }
+
+    /// Its descriptor.
     pub(crate) fn fd(&self) -> RawFd {
         self.stream.as_raw_fd()
     }

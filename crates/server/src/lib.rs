@@ -13,6 +13,7 @@ mod config;
 mod connection;
 mod keeper;
 mod mix;
+mod nearby;
 mod output;
 mod parked;
 mod pool;

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use spillway_wire::hello::Code;
 
 use crate::connection::{Connection, Gone, RECEIVE_BYTES};
+use crate::nearby::Nearby;
 use crate::parked::Parked;
 use crate::pool::Work;
 use crate::session::Context;
@@ -114,6 +115,8 @@ pub(crate) struct Worker {
     next_worker: usize,
     work: Work,
     buffer: Box<[u8]>,
+    /// Requests served in this turn.
+    requests: u32,
 }
 
 impl Worker {
@@ -140,6 +143,7 @@ impl Worker {
             next_worker: 0,
             work: Work::default(),
             buffer: vec![0; RECEIVE_BYTES].into_boxed_slice(),
+            requests: 0,
         })
     }
 
@@ -148,11 +152,13 @@ impl Worker {
         let mut events: Vec<Event> = Vec::new();
         let began = Instant::now();
         let (mut watch, mut ticked) = (Stopwatch::new(began), began);
-        let mut spin = Spin::default();
+        let (mut spin, mut nearby) = (Spin::default(), Nearby::new());
         while !self.shared.ending.load(Relaxed) {
             let before = Instant::now();
             events.clear();
-            self.look(&mut events, &mut spin)?;
+            if !nearby.follows() {
+                self.look(&mut events, &mut spin)?;
+            }
             if events.is_empty() {
                 // Nothing to do at once: what was kept for the next put goes back.
                 self.shared.pool.settle(&mut self.work);
@@ -162,9 +168,12 @@ impl Worker {
             }
             let now = Instant::now();
             watch.waited(before, now, &self.shared.meters[self.at]);
+            self.requests = 0;
             for event in &events {
                 self.serve(*event, now);
             }
+            let sole = if let [event] = events[..] { Some(event.token) } else { None };
+            nearby.note(sole, self.requests, |token| self.connections.get(&token)?.on_this_host());
             if now.saturating_duration_since(ticked) >= TICK {
                 ticked = now;
                 self.tick(now);
@@ -214,6 +223,7 @@ impl Worker {
         let mut cx = Context { shared: &self.shared, work: &mut self.work, now, parked: Vec::new(), requests: 0 };
         let went = act(connection, &mut self.buffer, &mut cx);
         let (parked, requests) = (cx.parked, cx.requests);
+        self.requests += u32::try_from(requests).unwrap_or(u32::MAX);
         if requests > 0 {
             self.shared.meters[self.at].record(now.elapsed(), requests);
         }

@@ -79,6 +79,11 @@ impl Journeys {
         self.count > 0
     }
 
+    /// How many are.
+    pub(super) fn under_way(&self) -> usize {
+        self.count
+    }
+
     /// Writes that the store has not said to keep.
     pub(super) fn writes(&self) -> usize {
         self.writes.len()

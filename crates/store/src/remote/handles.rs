@@ -79,12 +79,18 @@ pub(crate) struct Handles {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct List {
     first: u32,
+    count: u32,
 }
 
 impl List {
     /// Whether there is none.
     pub(crate) fn is_empty(self) -> bool {
         self.first == 0
+    }
+
+    /// How many there are.
+    pub(crate) fn len(self) -> usize {
+        self.count as usize
     }
 }
 
@@ -181,12 +187,14 @@ impl Handles {
     pub(crate) fn push(&mut self, list: &mut List, handle: Handle) {
         self.slot_mut(handle).checksum = u64::from(list.first);
         list.first = handle.bits();
+        list.count += 1;
     }
 
     /// Takes a slot from a list's head.
     pub(crate) fn pop(&mut self, list: &mut List) -> Option<Handle> {
         let handle = Handle::from_bits(list.first)?;
         list.first = u32::try_from(self.slot(handle).checksum).expect("a link");
+        list.count -= 1;
         Some(handle)
     }
 
@@ -213,7 +221,7 @@ impl Handles {
             slot.checksum = u64::from(next);
         }
         self.segments.push(slots);
-        self.free = List { first };
+        self.free = List { first, count: SEGMENT_SLOTS };
         Some(())
     }
 }

@@ -53,6 +53,8 @@ pub(crate) struct Server<P> {
     pub(crate) queues: Queues,
     /// Pages that it is to forget.
     pub(crate) leaving: List,
+    /// They have waited long enough for company.
+    pub(crate) leave_now: bool,
     pub(crate) requests: Requests<OpId>,
     /// Counts connections; stays at the last one, which takes half a day of nothing but failures to reach.
     pub(crate) epoch: u16,
@@ -83,6 +85,7 @@ impl<P: Protocol> Server<P> {
             link: Link::Down(Buffers { out: Vec::with_capacity(4 * BULK_BYTES), input }, now),
             queues: Queues::new(),
             leaving: List::default(),
+            leave_now: false,
             requests: Requests::new(BATCH_MAX, now),
             epoch: 0,
             valid_since: 0,
@@ -238,10 +241,12 @@ impl<P: Protocol> Server<P> {
     fn fill(&mut self, handles: &mut Handles, ops: &mut Ops, now: Instant) {
         while self.encode_gets(Urgency::Demand, handles, ops, now) {}
         while self.takes_bulk() {
-            let more = self.encode_gets(Urgency::Prefetch, handles, ops, now)
-                | self.encode_puts(handles, ops, now)
-                | self.encode_frees(handles, now);
-            if !more {
+            let gets = self.encode_gets(Urgency::Prefetch, handles, ops, now);
+            let puts = self.encode_puts(handles, ops, now);
+            // Nobody waits for these, and alone each would wake the server.
+            self.leave_now &= !self.leaving.is_empty();
+            let frees = (puts || self.leave_now || self.leaving.len() >= BATCH_MAX) && self.encode_frees(handles, now);
+            if !(gets || puts || frees) {
                 break;
             }
         }

@@ -124,6 +124,7 @@ impl<P: Protocol> Remote<P> {
         let _ = rustix::io::read(&self.timer, &mut expirations);
         let patience = self.patience();
         for at in 0..self.servers.len() {
+            self.servers[at].leave_now = true;
             if let Err(why) = self.servers[at].keep_alive(now, patience) {
                 self.disconnect(at, why, now, done);
             }
@@ -157,6 +158,7 @@ impl<P: Protocol> Drop for Remote<P> {
             if self.servers.iter().all(|server| server.leaving.is_empty() && server.requests.len() == 0) {
                 break;
             }
+            self.servers.iter_mut().for_each(|server| server.leave_now = true);
             self.progress(&mut |_| {});
             wait(self.poller.as_fd(), TICK_TROUBLED);
         }

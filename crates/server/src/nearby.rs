@@ -1,0 +1,112 @@
+//! Where a worker runs while one client on this host waits for each of its answers.
+//!
+//! A worker on another CPU must be woken, and in a virtual machine waking a sleeping CPU takes several times as long as
+//! serving a page. On the client's own CPU the two take turns. So a worker that has been serving one such connection, a
+//! request or two at a time, goes where its packets come from: over loopback that is where the client runs. Clients that
+//! keep many requests under way gain from a second CPU, and the worker stays where the kernel puts it.
+
+use std::net::TcpStream;
+
+use rustix::net::sockopt::socket_incoming_cpu;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// Turns between two looks.
+const LOOK_EVERY: u32 = 16;
+/// Of those, so many must have been for the same client.
+const DOMINANT: u32 = 14;
+/// More requests in a turn than this come from a client that does not wait: a get and what is fetched ahead are two.
+const REQUESTS_MAX: u32 = 2;
+
+/// What a worker has seen lately.
+pub(crate) struct Nearby {
+    /// Where it may run; none when it stays where it is put.
+    allowed: Option<CpuSet>,
+    followed: Option<usize>,
+    turns: u32,
+    /// The connection that is looked at, and the turns that were for it alone.
+    candidate: u64,
+    waited: u32,
+}
+
+impl Nearby {
+    /// For the calling thread.
+    pub(crate) fn new() -> Self {
+        let allowed = sched_getaffinity(None).ok().filter(|cpus| cpus.count() > 1);
+        Self { allowed, followed: None, turns: 0, candidate: 0, waited: 0 }
+    }
+
+    /// Whether the client runs only while the worker sleeps: then there is nothing to look for awake.
+    pub(crate) fn follows(&self) -> bool {
+        self.followed.is_some()
+    }
+
+    /// A turn served `requests` of connection `token` and of no other, if it is given. `stream` finds its socket, if the
+    /// client is on this host.
+    pub(crate) fn note<'a>(
+        &mut self,
+        token: Option<u64>,
+        requests: u32,
+        stream: impl FnOnce(u64) -> Option<&'a TcpStream>,
+    ) {
+        let Some(allowed) = self.allowed else { return };
+        self.turns += 1;
+        if token == Some(self.candidate) && requests <= REQUESTS_MAX {
+            self.waited += 1;
+        }
+        if self.turns < LOOK_EVERY {
+            return;
+        }
+        let dominant = self.waited >= DOMINANT;
+        let cpu = stream(self.candidate).filter(|_| dominant).and_then(|stream| socket_incoming_cpu(stream).ok());
+        self.go(allowed, cpu.map(|cpu| cpu as usize).filter(|&cpu| cpu < CpuSet::MAX_CPU && allowed.is_set(cpu)));
+        (self.turns, self.waited) = (0, 0);
+        self.candidate = token.unwrap_or(self.candidate);
+    }
+
+    fn go(&mut self, allowed: CpuSet, cpu: Option<usize>) {
+        if cpu == self.followed {
+            return;
+        }
+        let mut cpus = CpuSet::new();
+        match cpu {
+            Some(cpu) => cpus.set(cpu),
+            None => cpus = allowed,
+        }
+        // A refusal leaves it where it is, which is slower and not wrong.
+        if sched_setaffinity(None, &cpus).is_ok() {
+            self.followed = cpu;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read as _, Write as _};
+    use std::net::TcpListener;
+
+    /// The CPUs on which the calling thread may run.
+    fn places() -> u32 {
+        sched_getaffinity(None).expect("it is known").count()
+    }
+
+    #[test]
+    fn it_goes_to_a_client_that_waits_and_leaves_one_that_does_not() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let mut client = TcpStream::connect(listener.local_addr().expect("bound")).expect("connected");
+        let (mut server, _) = listener.accept().expect("accepted");
+        client.write_all(&[1]).expect("sent");
+        server.read_exact(&mut [0]).expect("received");
+        let before = places();
+        let mut nearby = Nearby::new();
+        let mut turns = |token, requests| {
+            (0..2 * LOOK_EVERY).for_each(|_| nearby.note(token, requests, |_| Some(&server)));
+            nearby.follows()
+        };
+        let may = before > 1;
+        assert_eq!((turns(Some(7), 1), places()), (may, 1));
+        assert_eq!((turns(Some(7), REQUESTS_MAX + 1), places()), (false, before));
+        assert_eq!((turns(Some(7), 1), places()), (may, 1));
+        assert_eq!((turns(None, 1), places()), (false, before));
+    }
+}
