@@ -3,7 +3,8 @@
 //   bare ROUNDS
 //
 // Each is measured with both sides on one CPU, and with one on each of two. The sides are processes, and both sleep while
-// they wait. Prints one JSON object with medians in microseconds.
+// they wait. What is sent is taken at random from more memory than caches hold, as a server's pages are. Prints one JSON
+// object with medians in microseconds.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -15,6 +16,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -24,7 +26,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PAGE = 4096, REQUEST = 48 };
+enum { PAGE = 4096, REQUEST = 24, ANSWER = PAGE + 36, PAGES = 49152 };
 
 static void fail(const char *what) { perror(what); exit(2); }
 static double now_us(void) { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec * 1e6 + t.tv_nsec / 1e3; }
@@ -54,7 +56,7 @@ static pid_t child(int cpu) {
 }
 
 static double tcp_us(int rounds, int client_cpu, int server_cpu) {
-    static char page[PAGE], request[REQUEST];
+    static char answer[ANSWER], request[REQUEST];
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t size = sizeof at;
     int listener = socket(AF_INET, SOCK_STREAM, 0), one = 1;
@@ -63,7 +65,12 @@ static double tcp_us(int rounds, int client_cpu, int server_cpu) {
     if (!server) {
         int s = accept(listener, 0, 0);
         setsockopt(s, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-        for (;;) { whole(s, request, REQUEST, 0); whole(s, page, PAGE, 1); }
+        char *pages = malloc((size_t)(PAGES + 1) * PAGE);
+        memset(pages, 1, (size_t)(PAGES + 1) * PAGE);
+        for (uint64_t x = 1;; x = x * 6364136223846793005u + 1) {
+            whole(s, request, REQUEST, 0);
+            whole(s, pages + (x >> 40) % PAGES * PAGE, ANSWER, 1);
+        }
     }
     confine(client_cpu);
     int s = socket(AF_INET, SOCK_STREAM, 0);
@@ -73,7 +80,7 @@ static double tcp_us(int rounds, int client_cpu, int server_cpu) {
     for (int i = 0; i < rounds; i++) {
         double start = now_us();
         whole(s, request, REQUEST, 1);
-        whole(s, page, PAGE, 0);
+        whole(s, answer, ANSWER, 0);
         us[i] = now_us() - start;
     }
     close(s);

@@ -1,7 +1,8 @@
-"""bench/run: that it measures, records and cleans up; its figures are no test's business."""
+"""bench/run and bench/far: that they measure, record and clean up; their figures are no test's business."""
 
 import importlib.machinery
 import importlib.util
+import json
 import os
 import pathlib
 import signal
@@ -94,3 +95,15 @@ def test_what_is_told_of_noisy_figures(bench):
     runs = {"native": [{"s": 1.0}, {"s": 2.0}], "spillway": [{"s": 1.1}, {"s": 2.2}]}
     assert bench.compared(runs, "s", "native") == pytest.approx((1.1, 1.1, 1.1))
     assert bench.compared(runs, "s", "zram") is None
+
+
+def test_faults_over_tcp_are_recorded(processes, spillway, tmp_path):
+    before = left_behind()
+    words = [RUN.parent / "far", "--tiny", "--rounds", 1, "--record", "tiny", "--into", tmp_path, "--spillway", spillway.path]
+    run = processes.start(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    out, err = run.communicate(timeout=80)
+    assert run.returncode == 0, err
+    rounds = json.loads((tmp_path / "tiny.json").read_text())["rounds"]
+    assert min(rounds[0]["bare"].values()) > 0 and rounds[0]["fault"]["p50_us"] > 1
+    assert "| fault over TCP, p50 |" in out and (tmp_path / "tiny.md").read_text().startswith("# tiny")
+    assert left_behind() == before
