@@ -22,7 +22,13 @@ pub fn check(text: &str) {
             assert!(cache.prefix.is_none_or(|prefix| (1..=200).contains(&prefix.len())));
             assert!(cache.settings.deadline.as_millis() >= 100);
         }
-        Ok(Url::Tcp(tcp)) => check_hosts(&tcp.hosts),
+        Ok(Url::Tcp(tcp)) => {
+            check_hosts(&tcp.hosts);
+            let query = text.split_once('?').map_or("", |(_, query)| query);
+            assert_eq!(tcp.tls.is_some(), query.split('&').any(|parameter| parameter == "tls=1"));
+            let name = tcp.tls.and_then(|tls| tls.name);
+            assert!(name.is_none_or(|name| !name.is_empty() && !name.contains(char::is_whitespace)));
+        }
         Ok(Url::File(file)) => assert!(file.path.is_absolute() && file.size_bytes >= 1 << 20),
         Ok(Url::Emulated(emulated)) => assert!(emulated.delay.as_secs() <= 3600),
         Err(error) => {

@@ -1,4 +1,4 @@
-"""Servers that keep pages, a proxy that breaks connections to them, and a network between two namespaces."""
+"""Servers that keep pages and certificates for them, a proxy that breaks connections to them, and a network between two namespaces."""
 
 import contextlib
 import dataclasses
@@ -82,6 +82,29 @@ class Servers:
 
         eventually(answers, f"{command[0]} to listen", 10)
         return Server(process, "127.0.0.1", port)
+
+
+class Authority:
+    """Signs certificates as docs/NETWORK.md shows, in a directory of its own."""
+
+    CURVE = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+
+    def __init__(self, directory):
+        directory.mkdir()
+        self.directory, self.file = directory, directory / "ca.pem"
+        self._make("-subj", f"/CN={directory.name}", "-days", "30", "-keyout", directory / "ca.key", "-out", self.file)
+
+    def _make(self, *words):
+        command = ["openssl", "req", "-x509", *self.CURVE, *map(str, words)]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20)
+        assert done.returncode == 0, done.stderr
+
+    def issue(self, name, alternative="IP:127.0.0.1"):
+        """A certificate's file and its key's."""
+        pem, key = self.directory / f"{name}.pem", self.directory / f"{name}.key"
+        by = ["-CA", self.file, "-CAkey", self.directory / "ca.key", "-addext", "basicConstraints=critical,CA:false"]
+        self._make(*by, "-subj", f"/CN={name}", "-addext", f"subjectAltName={alternative}", "-days", "3", "-keyout", key, "-out", pem)
+        return pem, key
 
 
 def answering(talk):

@@ -1,12 +1,12 @@
 //! `spillway serve`: lends this host's memory to pagers on others.
 //!
-//! Invariants: it listens on the network only where clients must know a token; it ends only by a signal, or when it cannot
+//! Invariants: it listens on the network only where clients must know a token or show a certificate; it ends only by a signal, or when it cannot
 //! go on; pages end with it.
 
 use crate::failure::{FAILED, Failure};
 use crate::{say, sys};
 use spillway_core::size::{Bytes, parse_bytes};
-use spillway_server::{Config, Dedupe, Error, Limits, MEMORY_MIN_BYTES, Server, SpillConfig};
+use spillway_server::{Config, Dedupe, Error, Limits, MEMORY_MIN_BYTES, Server, SpillConfig, tls};
 use std::fs;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::unix::fs::MetadataExt;
@@ -44,6 +44,15 @@ pub(crate) struct Args {
     /// What clients must know: a file of 16 bytes at least, for nobody else to read
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
+    /// Encrypt connections (TLS 1.3): the server's certificate, in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// The key to that certificate, for nobody else to read
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// Let in only clients with a certificate that one of these authorities has signed
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    client_ca: Option<PathBuf>,
     /// How long a client's pages are kept when it has gone
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     lease: u32,
@@ -55,7 +64,8 @@ pub(crate) fn serve(args: &Args) -> Result<u8, Failure> {
     sys::block_signals();
     let memory = Bytes(config.memory_bytes);
     let server = Server::bind(config).map_err(|error| refused(&error))?;
-    say::note(format!("lending {memory} on {}; Ctrl-C ends it, and the pages that it holds", server.address()));
+    let over = if args.tls_cert.is_some() { " over TLS" } else { "" };
+    say::note(format!("lending {memory}{over} on {}; Ctrl-C ends it, and the pages that it holds", server.address()));
     let stop = server.stopper();
     let serving = crate::control::thread("serve").spawn(|| server.run());
     let serving = serving.map_err(|error| refused(&Error::Thread(error)))?;
@@ -80,14 +90,12 @@ fn refused(error: &Error) -> Failure {
 fn config(args: &Args) -> Result<Config, Failure> {
     let listen = address(&args.listen)?;
     let token = args.token_file.as_deref().map(token).transpose()?.unwrap_or_default();
-    if !listen.ip().is_loopback() && token.is_empty() {
-        return Err(Failure::refused(format!(
-            "{listen} can be reached by others, who could then store and read pages here: give --token-file FILE \
-             (made with `umask 077; head -c 32 /dev/urandom | base64 > FILE`), or listen on 127.0.0.1"
-        )));
+    let tls = tls(args)?;
+    if !listen.ip().is_loopback() && token.is_empty() && args.client_ca.is_none() {
+        return Err(strangers(listen, tls.is_some()));
     }
     let mut config = Config::new(listen, memory(args.memory.as_deref())?);
-    config.token = token;
+    (config.token, config.tls) = (token, tls);
     config.dedupe = match (args.no_dedupe, args.dedupe_across_tenants) {
         (true, _) => Dedupe::Off,
         (_, true) => Dedupe::Everyone,
@@ -98,6 +106,27 @@ fn config(args: &Args) -> Result<Config, Failure> {
         config.spill = Some(SpillConfig { path: path.clone(), bytes: size_of("--spill-size", size)? });
     }
     Ok(config)
+}
+
+/// Whoever reaches the address could use the memory.
+fn strangers(listen: SocketAddr, tls: bool) -> Failure {
+    Failure::refused(if tls {
+        format!(
+            "{listen} can be reached by others, and TLS without client authentication lets strangers store pages here: \
+             give --client-ca FILE or --token-file FILE, or listen on 127.0.0.1"
+        )
+    } else {
+        format!(
+            "{listen} can be reached by others, who could then store and read pages here: give --token-file FILE \
+             (made with `umask 077; head -c 32 /dev/urandom | base64 > FILE`), or listen on 127.0.0.1"
+        )
+    })
+}
+
+fn tls(args: &Args) -> Result<Option<tls::Server>, Failure> {
+    let (Some(certificate), Some(key)) = (&args.tls_cert, &args.tls_key) else { return Ok(None) };
+    let server = tls::Server::read(tls::Identity { certificate, key }, args.client_ca.as_deref());
+    server.map(Some).map_err(|error| Failure::refused(error.to_string()))
 }
 
 fn address(text: &str) -> Result<SocketAddr, Failure> {

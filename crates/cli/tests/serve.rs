@@ -1,6 +1,9 @@
 //! `spillway serve`: what it refuses, what it says, how it ends.
 
+#[path = "../../server/tests/common/certificates.rs"]
+mod certificates;
 mod common;
+use certificates::{Authority, text};
 use common::{Running, done, err, eventually, kill, out};
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -63,6 +66,49 @@ fn tokens_that_are_none_are_refused() {
     let open = Temporary::new("open", "0123456789abcdef0123456789abcdef\n", 0o644);
     assert!(refusal(&["--token-file", open.path()]).contains("chmod 600"));
     assert!(refusal(&["--token-file", "/nonexistent"]).contains("/nonexistent"));
+}
+
+#[test]
+fn tls_needs_its_files_and_clients_that_are_known() {
+    assert!(refusal(&["--tls-cert", "x"]).contains("--tls-key"));
+    assert!(refusal(&["--tls-key", "x"]).contains("--tls-cert"));
+    assert!(refusal(&["--client-ca", "x"]).contains("--tls-cert"));
+    let authority = Authority::new();
+    let (pair, other) = (authority.issue("server", &["localhost"]), authority.issue("other", &["localhost"]));
+    let (cert, key) = (text(&pair.certificate), text(&pair.key));
+    let serve = |cert: &str, key: &str, more: &[&str]| {
+        refusal(&[&["--listen", "0.0.0.0:0", "--tls-cert", cert, "--tls-key", key], more].concat())
+    };
+    let line = serve(cert, key, &[]);
+    assert!(line.contains("TLS without client authentication lets strangers store"), "{line}");
+    assert!(line.contains("--client-ca FILE or --token-file FILE"), "{line}");
+    assert!(serve("/nonexistent", key, &[]).contains("the certificate in `/nonexistent` cannot be read"));
+    assert!(serve(key, key, &[]).contains("holds no certificate"));
+    assert!(serve(cert, cert, &[]).contains("chmod 600"));
+    assert!(serve(cert, text(&other.key), &[]).contains("is not that of the certificate"));
+    assert!(serve(cert, key, &["--client-ca", key]).contains("holds no authority's certificate"));
+    let exposed = authority.file("exposed", &fs::read_to_string(key).expect("read"), 0o644);
+    assert!(serve(cert, text(&exposed), &[]).contains("others can read the private key"));
+}
+
+#[test]
+fn the_network_may_come_in_where_clients_show_certificates() {
+    let authority = Authority::new();
+    let (ca, pair) = (authority.ca(), authority.issue("server", &["localhost"]));
+    let files = ["--tls-cert", text(&pair.certificate), "--tls-key", text(&pair.key), "--client-ca", text(&ca)];
+    let args = [&["serve", "--listen", "0.0.0.0:0", "--memory", "16M"][..], &files].concat();
+    let mut running = Running::start(&args);
+    let mut line = String::new();
+    BufReader::new(running.child.stderr.take().expect("captured")).read_line(&mut line).expect("a line");
+    assert!(line.contains(" over TLS on 0.0.0.0:"), "{line}");
+    let port = line.split("0.0.0.0:").nth(1).and_then(|rest| rest.split(';').next()).expect("a port");
+    let (client, ca) = (authority.issue("client", &["me"]), text(&ca));
+    let url = format!("tcp://localhost:{port}?tls=1&tls-ca={ca}");
+    let shown = format!("{url}&tls-cert={}&tls-key={}", text(&client.certificate), text(&client.key));
+    let status = done(&["pool", "status", &shown]);
+    assert_eq!((status.status.code(), err(&status).as_str()), (Some(0), ""), "{}", out(&status));
+    let status = done(&["pool", "status", &url]);
+    assert!(status.status.code() == Some(1) && out(&status).contains("give `tls-cert`"), "{}", out(&status));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Drives a server with pages and prints how many it took or gave: `bench/serve` runs it against ours and memcached.
 //!
 //!     pages spillway|memcached ADDRESS fill|put|get --pages N --seconds S [--depth 32] [--batch 16] [--connections 4]
+//!           [--tls-ca FILE]
 //!
 //! Everything but the words on the wire is the same for both: one thread, blocking sockets served in turn, requests
 //! written a batch at a time, answers read into one large buffer, pages checked by their first and last word. Prints one
@@ -9,11 +10,15 @@
 use std::fmt::Write as _;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use spillway_core::{PAGE_BYTES, Page};
+use spillway_server::tls::{Client, Stream, Trust};
 use spillway_wire::answer::{Answer, AnswerBody, PageStatus};
-use spillway_wire::hello::{CHALLENGE_BYTES, Hello, REPLY_BYTES_MAX, Reply, Transcript, Versions, decode_challenge};
+use spillway_wire::hello::{
+    CHALLENGE_BYTES, Hello, REPLY_BYTES_MAX, Reply, Transcript, Versions, bind, decode_challenge,
+};
 use spillway_wire::request::{self, Class, PutPage};
 use spillway_wire::{Content, Key};
 
@@ -24,7 +29,7 @@ type Fallible<T> = Result<T, Box<dyn std::error::Error>>;
 
 /// The words of a protocol.
 trait Words {
-    fn connect(&mut self, stream: &mut TcpStream) -> Fallible<()>;
+    fn connect(&mut self, stream: &mut Stream) -> Fallible<()>;
     fn put(&mut self, out: &mut Vec<u8>, batch: &[(u32, Page)]);
     fn get(&mut self, out: &mut Vec<u8>, keys: &[u32]);
     /// The pages of the answers at the start of `bytes`, and how many bytes those take.
@@ -34,10 +39,11 @@ trait Words {
 struct Spillway;
 
 impl Words for Spillway {
-    fn connect(&mut self, stream: &mut TcpStream) -> Fallible<()> {
+    fn connect(&mut self, stream: &mut Stream) -> Fallible<()> {
         let mut challenge = [0; CHALLENGE_BYTES];
         stream.read_exact(&mut challenge)?;
         let challenge = decode_challenge(&challenge)?;
+        let challenge = stream.channel().map_or(challenge, |channel| bind(&challenge, &channel));
         // Anyone may be this tenant: nothing is at stake in a benchmark.
         let versions = Versions::default();
         let hello = Hello { versions, create: true, take_over: false, tenant: [7; 16], nonce: [7; 32] };
@@ -107,7 +113,7 @@ fn key_of(number: u32) -> Key {
 struct Memcached;
 
 impl Words for Memcached {
-    fn connect(&mut self, _: &mut TcpStream) -> Fallible<()> {
+    fn connect(&mut self, _: &mut Stream) -> Fallible<()> {
         Ok(())
     }
 
@@ -180,7 +186,7 @@ struct Given {
 }
 
 struct Connection {
-    stream: TcpStream,
+    stream: Stream,
     buffer: Vec<u8>,
     filled: usize,
     outstanding: usize,
@@ -242,11 +248,15 @@ impl Source {
 }
 
 /// Pages done and the time it took.
-fn drive(words: &mut impl Words, address: &str, given: Given) -> Fallible<(u64, Duration)> {
+fn drive(words: &mut impl Words, address: &str, tls: Option<&Client>, given: Given) -> Fallible<(u64, Duration)> {
     let mut connections = Vec::new();
     for _ in 0..given.connections {
-        let mut stream = TcpStream::connect(address)?;
-        stream.set_nodelay(true)?;
+        let socket = TcpStream::connect(address)?;
+        socket.set_nodelay(true)?;
+        let mut stream = match tls {
+            Some(client) => Stream::secure(socket, client)?,
+            None => Stream::plain(socket),
+        };
         words.connect(&mut stream)?;
         connections.push(Connection { stream, buffer: vec![0; BUFFER_BYTES], filled: 0, outstanding: 0 });
     }
@@ -328,9 +338,17 @@ fn main() -> Fallible<()> {
         batch: number("--batch", 16)? as usize,
         connections: number("--connections", 4)? as usize,
     };
+    let tls = match options.iter().position(|option| option == "--tls-ca") {
+        Some(at) => {
+            let trust = Trust::read(Path::new(options.get(at + 1).ok_or("--tls-ca needs a file")?), None)?;
+            let host = address.rsplit_once(':').map_or("", |(host, _)| host);
+            Some(trust.of(host).ok_or("the host is no name that certificates have")?)
+        }
+        None => None,
+    };
     let (pages, took) = match server.as_str() {
-        "spillway" => drive(&mut Spillway, address, given)?,
-        "memcached" => drive(&mut Memcached, address, given)?,
+        "spillway" => drive(&mut Spillway, address, tls.as_ref(), given)?,
+        "memcached" => drive(&mut Memcached, address, tls.as_ref(), given)?,
         _ => return Err(format!("`{server}` is neither spillway nor memcached").into()),
     };
     println!("{{\"pages\": {pages}, \"seconds\": {}}}", took.as_secs_f64());

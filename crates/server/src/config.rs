@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use spillway_wire::tls;
+
 use crate::pool::Dedupe;
 
 /// The least memory that is worth lending.
@@ -15,12 +17,14 @@ pub struct Config {
     /// Where to listen; port 0 for any that is free.
     pub listen: SocketAddr,
     /// DRAM for pages and their indices, at least [`MEMORY_MIN_BYTES`]. Buffers of connections come on top: at most a few
-    /// MiB for each that has much under way.
+    /// MiB for each that has much under way; 70 KiB until its hello.
     pub memory_bytes: u64,
     /// Which identical pages are kept once.
     pub dedupe: Dedupe,
     /// What clients must know; empty for nothing.
     pub token: Vec<u8>,
+    /// How connections are encrypted, and whose are taken; `None` for plain ones.
+    pub tls: Option<tls::Server>,
     /// Where cold pages go when the memory is full.
     pub spill: Option<SpillConfig>,
     /// Threads that serve connections; at least one.
@@ -45,7 +49,7 @@ pub struct Limits {
     pub lease: Duration,
     /// How often clients must say something; three times as long without a word or a byte taken ends a connection.
     pub heartbeat: Duration,
-    /// How long a client may take to say hello.
+    /// How long a client may take to say hello, the handshake of TLS included.
     pub hello: Duration,
     /// Bytes of answers that may wait on a connection.
     pub window_bytes: usize,
@@ -79,6 +83,7 @@ impl Config {
             memory_bytes,
             dedupe: Dedupe::default(),
             token: Vec::new(),
+            tls: None,
             spill: None,
             workers: std::thread::available_parallelism().map_or(1, usize::from),
             limits: Limits::default(),

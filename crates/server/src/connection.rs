@@ -1,4 +1,4 @@
-//! A socket and the session on it.
+//! A socket, the session on it, and TLS between them if there is any.
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::TcpStream;
@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::time::Instant;
 
 use spillway_wire::hello::Code;
+use spillway_wire::tls;
 
 use crate::mix::random_u64;
 use crate::output::SLICES_MAX;
@@ -56,8 +57,10 @@ impl Pending {
 /// One client.
 pub(crate) struct Connection {
     stream: TcpStream,
+    tls: Option<Box<tls::Session>>,
     pub(crate) session: Session,
     pending: Pending,
+    began: Instant,
     /// When something was last received or sent.
     moved: Instant,
     /// What epoll was told.
@@ -65,7 +68,7 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    pub(crate) fn new(stream: TcpStream, now: Instant) -> io::Result<Self> {
+    pub(crate) fn new(stream: TcpStream, tls: Option<&tls::Server>, now: Instant) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
         let mut challenge = [0; 32];
@@ -73,7 +76,8 @@ impl Connection {
             part.copy_from_slice(&random_u64().to_ne_bytes());
         }
         let (session, interest) = (Session::new(challenge), Interest::default());
-        Ok(Self { stream, session, pending: Pending::default(), moved: now, interest })
+        let tls = tls.map(|server| Box::new(server.accept()));
+        Ok(Self { stream, tls, session, pending: Pending::default(), began: now, moved: now, interest })
     }
 
     /// The socket, if the client is on this host.
@@ -90,7 +94,13 @@ impl Connection {
     /// What to wait for.
     pub(crate) fn wanted(&self, shared: &Shared) -> Interest {
         let congested = self.session.is_congested(shared.limits.window_bytes);
-        Interest { read: !congested && !self.session.is_closing(), write: self.session.output.queued() > 0 }
+        Interest { read: !congested && !self.session.is_closing(), write: self.has_to_send() }
+    }
+
+    /// Whether there is something that the client may be sent now.
+    fn has_to_send(&self) -> bool {
+        let queued = self.session.output.queued() > 0;
+        self.tls.as_ref().map_or(queued, |tls| tls.wants_to_send() || queued && !tls.is_handshaking())
     }
 
     /// Receives once and carries out what can be; sends what results.
@@ -102,6 +112,9 @@ impl Connection {
     }
 
     fn receive_once(&mut self, buffer: &mut [u8], cx: &mut Context<'_>) -> Result<(), Gone> {
+        if self.tls.is_some() {
+            return self.receive_sealed(buffer, cx);
+        }
         let missing = if self.pending.len == 0 { 0 } else { self.session.missing(self.pending.all()) };
         let room = self.pending.room(missing);
         let received = (&self.stream).read_vectored(&mut [IoSliceMut::new(room), IoSliceMut::new(buffer)]);
@@ -123,6 +136,29 @@ impl Connection {
         Ok(())
     }
 
+    /// As [`Connection::receive_once`], under TLS: what was in the records waits in `pending` first.
+    fn receive_sealed(&mut self, buffer: &mut [u8], cx: &mut Context<'_>) -> Result<(), Gone> {
+        let Some(tls) = &mut self.tls else { return Ok(()) };
+        let received = match (&self.stream).read(buffer) {
+            Ok(0) => return Err(Gone),
+            Ok(received) => received,
+            Err(error) => return if is_passing(&error) { Ok(()) } else { Err(Gone) },
+        };
+        self.moved = cx.now;
+        let handshaking = tls.is_handshaking();
+        let opened = tls.open(&buffer[..received], |plain| self.pending.extend(plain));
+        if handshaking && let Some(channel) = tls.channel() {
+            self.session.bind(&channel);
+        }
+        if opened.is_err() || tls.has_ended() {
+            // An alert may say why.
+            let _ = tls.send(&mut &self.stream);
+            return Err(Gone);
+        }
+        self.pending_requests(cx);
+        Ok(())
+    }
+
     /// Carries out what waits in `pending`.
     fn pending_requests(&mut self, cx: &mut Context<'_>) {
         if self.pending.len > 0 {
@@ -133,14 +169,9 @@ impl Connection {
 
     /// Sends what the client takes, and carries out what had to wait for that.
     pub(crate) fn send(&mut self, cx: &mut Context<'_>) -> Result<(), Gone> {
-        while self.session.output.queued() > 0 {
-            let mut slices = [IoSlice::new(&[]); SLICES_MAX];
-            let count = self.session.output.slices(&cx.shared.pool, &mut slices);
-            match (&self.stream).write_vectored(&slices[..count]) {
-                Ok(sent) => {
-                    self.moved = cx.now;
-                    self.session.output.advance(sent, &cx.shared.pool);
-                }
+        while self.has_to_send() {
+            match self.send_once(cx) {
+                Ok(()) => self.moved = cx.now,
                 Err(error) if is_passing(&error) => return Ok(()),
                 Err(_) => return Err(Gone),
             }
@@ -149,14 +180,40 @@ impl Connection {
                 self.pending_requests(cx);
             }
         }
-        if self.session.is_closing() { Err(Gone) } else { Ok(()) }
+        if !self.session.is_closing() {
+            return Ok(());
+        }
+        if let Some(tls) = &mut self.tls {
+            tls.close();
+            let _ = tls.send(&mut &self.stream);
+        }
+        Err(Gone)
+    }
+
+    fn send_once(&mut self, cx: &Context<'_>) -> io::Result<()> {
+        let (output, pool) = (&mut self.session.output, &cx.shared.pool);
+        let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+        let Some(tls) = &mut self.tls else {
+            let count = output.slices(pool, &mut slices);
+            let sent = (&self.stream).write_vectored(&slices[..count])?;
+            output.advance(sent, pool);
+            return Ok(());
+        };
+        if !tls.wants_to_send() {
+            let count = output.slices(pool, &mut slices);
+            let sealed = tls.seal(&slices[..count]);
+            output.advance(sealed, pool);
+        }
+        tls.send(&mut &self.stream)
     }
 
     /// Looks after time limits; to be called now and then.
     pub(crate) fn tick(&mut self, cx: &mut Context<'_>) -> Result<(), Gone> {
         let limits = &cx.shared.limits;
+        // A hello must be there in time as a whole: bytes that trickle in are no excuse.
+        let since = if self.session.is_new() { self.began } else { self.moved };
         let limit = if self.session.is_open() { limits.heartbeat * 3 } else { limits.hello };
-        if cx.now.saturating_duration_since(self.moved) > limit {
+        if cx.now.saturating_duration_since(since) > limit {
             self.end(Code::Silent, cx);
             return Err(Gone);
         }

@@ -1,7 +1,7 @@
 //! The memory server: lends this host's memory to pagers on others.
 //!
 //! [`Server::bind`] prepares everything that can fail, [`Server::run`] serves until [`Stop::stop`]. What is said on the
-//! wire is in `spillway-wire`.
+//! wire is in `spillway-wire`, and so is TLS, which may lie between that and the sockets.
 //!
 //! Threads: *workers*, each with its own connections and its own epoll; one *keeper*, which ends leases and has the spill
 //! file. What they share is in `Shared`: the pool of pages behind many small locks, none of which is held while anyone
@@ -33,3 +33,4 @@ mod worker;
 pub use config::{Config, Limits, MEMORY_MIN_BYTES, SpillConfig};
 pub use pool::Dedupe;
 pub use server::{Error, Server, Stop};
+pub use spillway_wire::tls;

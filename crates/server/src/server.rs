@@ -191,6 +191,7 @@ pub(crate) fn prepare(config: Config) -> Result<Shared, Error> {
         pool,
         tenants: Tenants::new(config.limits.tenants_max, config.limits.lease),
         token: config.token,
+        tls: config.tls,
         limits: config.limits,
         meters: (0..config.workers.max(1)).map(|_| Meter::new()).collect(),
         connections: AtomicUsize::new(0),

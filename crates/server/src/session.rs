@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 
 use spillway_wire::answer::{self, Got, To};
+use spillway_wire::auth::Channel;
 use spillway_wire::hello::{self, Code, HELLO_BYTES, Nonce, Received, Transcript, Welcome};
 use spillway_wire::request::{self, Class, Keys, Request, RequestBody};
 use spillway_wire::{BATCH_MAX, Key, Malformed, VERSION};
@@ -54,6 +55,7 @@ struct Bulk {
 /// The server's side of a connection.
 pub(crate) struct Session {
     phase: Phase,
+    /// What the hello proves itself by.
     challenge: Nonce,
     pub(crate) output: Output,
     bulk: VecDeque<Bulk>,
@@ -67,6 +69,16 @@ impl Session {
         let mut output = Output::default();
         output.head(|out| out.extend_from_slice(&hello::challenge(&challenge)));
         Self { phase: Phase::Hello, challenge, output, bulk: VecDeque::new(), parked_bytes: 0 }
+    }
+
+    /// Has proofs count within one TLS session alone; to be called before any input.
+    pub(crate) fn bind(&mut self, channel: &Channel) {
+        self.challenge = hello::bind(&self.challenge, channel);
+    }
+
+    /// Whether no hello has come yet.
+    pub(crate) fn is_new(&self) -> bool {
+        matches!(self.phase, Phase::Hello)
     }
 
     /// Whether a hello was accepted.

@@ -5,6 +5,7 @@ use std::sync::mpsc::Sender;
 use std::time::Instant;
 
 use spillway_wire::answer::{Condition, ServerStatus};
+use spillway_wire::tls;
 
 use crate::config::Limits;
 use crate::parked::Parked;
@@ -18,6 +19,7 @@ pub(crate) struct Shared {
     pub(crate) tenants: Tenants,
     /// Empty for none.
     pub(crate) token: Vec<u8>,
+    pub(crate) tls: Option<tls::Server>,
     pub(crate) limits: Limits,
     /// One a worker.
     pub(crate) meters: Box<[Meter]>,

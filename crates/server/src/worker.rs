@@ -282,7 +282,7 @@ impl Worker {
     fn add(&mut self, stream: TcpStream, now: Instant) {
         let token = self.next_connection;
         self.next_connection += 1;
-        let added = Connection::new(stream, now).and_then(|mut connection| {
+        let added = Connection::new(stream, self.shared.tls.as_ref(), now).and_then(|mut connection| {
             connection.interest = READ;
             self.epoll.add(connection.fd(), token, READ).map(|()| connection)
         });

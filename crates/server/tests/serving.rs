@@ -130,7 +130,7 @@ fn who_does_not_read_is_not_read_from() {
         request::get(&mut gets, id, Class::Demand, &keys);
     }
     // Answers of 1 GiB: the server stops reading long before, and so this cannot all be sent.
-    greedy.stream.set_nonblocking(true).expect("set");
+    greedy.stream.socket().set_nonblocking(true).expect("set");
     let mut sent = 0;
     eventually("back pressure", || {
         let before = sent;
@@ -146,8 +146,8 @@ fn who_does_not_read_is_not_read_from() {
     let mut other = Client::new(&server, 2);
     assert_eq!(other.put(&[(key(1), page(1))]), [PageStatus::Ok]);
     // And when it reads, it gets all that it asked for.
-    greedy.stream.set_nonblocking(false).expect("set");
-    let mut writer = greedy.stream.try_clone().expect("cloned");
+    greedy.stream.socket().set_nonblocking(false).expect("set");
+    let mut writer = greedy.stream.socket().try_clone().expect("cloned");
     let rest = gets[sent..].to_vec();
     let writing = std::thread::spawn(move || writer.write_all(&rest));
     for expected in 0..4000 {

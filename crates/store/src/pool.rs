@@ -5,6 +5,7 @@ mod hosts;
 mod open;
 mod parameters;
 mod status;
+mod tls;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -20,6 +21,7 @@ pub use hosts::Host;
 pub use open::{Opened, open};
 use parameters::Parameters;
 pub use status::{ServerReport, status};
+pub use tls::Tls;
 
 /// A pool, as named by a URL such as `local:?compress=lz4&size=8G`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,6 +66,8 @@ pub struct Tcp {
     pub hosts: Vec<Host>,
     /// The file that the servers' token is in.
     pub token_file: Option<PathBuf>,
+    /// Whom to trust, and who to be; `None` for no TLS.
+    pub tls: Option<Tls>,
     /// Deadlines.
     pub settings: Settings,
     /// What is done to it on purpose.
@@ -145,11 +149,13 @@ fn parse_cache(scheme: &'static str, port: u16, place: &str, query: &str) -> Res
 }
 
 fn parse_tcp(place: &str, query: &str) -> Result<Url, UrlError> {
-    let parameters = Parameters::new("tcp", &["deadline", "delay", "fault", "token-file"], query)?;
+    let known = &["deadline", "delay", "fault", "tls", "tls-ca", "tls-cert", "tls-key", "tls-name", "token-file"];
+    let parameters = Parameters::new("tcp", known, query)?;
     let place = place.strip_prefix("//").ok_or(UrlError::NoHost { scheme: "tcp" })?;
     let hosts = hosts::parse("tcp", place, 7070)?;
     let token_file = parameters.get("token-file").map(PathBuf::from);
-    Ok(Url::Tcp(Tcp { hosts, token_file, settings: settings(&parameters)?, layer: parameters.layer()? }))
+    let (tls, settings) = (Tls::parse(&parameters)?, settings(&parameters)?);
+    Ok(Url::Tcp(Tcp { hosts, token_file, tls, settings, layer: parameters.layer()? }))
 }
 
 fn parse_file(place: &str, query: &str) -> Result<Url, UrlError> {

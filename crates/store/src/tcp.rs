@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use spillway_wire::answer::{self, AnswerBody};
-use spillway_wire::auth::Secret;
+use spillway_wire::auth::{Channel, Secret};
 use spillway_wire::frame::FRAME_BYTES_MAX;
 use spillway_wire::hello::{
     self, CHALLENGE_BYTES, Code, HELLO_BYTES, Hello, MAGIC, Nonce, Reply, TenantId, Transcript, Versions,
@@ -18,6 +18,11 @@ use crate::Urgency;
 use crate::pool::OpenErrorKind;
 use crate::remote::protocol::{Answer, BATCH_MAX, Body, Grant, Greeting, Malformed, Name, Parcel, Protocol, Refusal};
 
+/// What begins a complaint of a server that speaks TLS.
+const TLS_ALERT: u8 = 21;
+const WANTS_TLS: &str = "it speaks TLS only: add `tls=1&tls-ca=FILE` to the URL, with the authority that signed its \
+                         certificate";
+
 /// One memory server.
 pub(crate) struct Tcp {
     token: Vec<u8>,
@@ -25,7 +30,9 @@ pub(crate) struct Tcp {
     secret: Secret,
     /// Of the tenant's life that its pages belong to.
     incarnation: Option<u64>,
-    /// The server's nonce and our hello, once they were exchanged.
+    /// Under TLS.
+    channel: Option<Channel>,
+    /// The nonce that proofs are made with and our hello, once they were exchanged.
     exchanged: Option<(Nonce, [u8; HELLO_BYTES])>,
 }
 
@@ -38,16 +45,17 @@ fn random<const N: usize>() -> [u8; N] {
 impl Tcp {
     /// A new tenant; without a token, the empty one.
     pub(crate) fn new(token: Vec<u8>) -> Self {
-        Self { token, tenant: random(), secret: random(), incarnation: None, exchanged: None }
+        Self { token, tenant: random(), secret: random(), incarnation: None, channel: None, exchanged: None }
     }
 
     fn say_hello(&mut self, challenge: &[u8; CHALLENGE_BYTES], out: &mut Vec<u8>) -> Result<(), Refusal> {
         let challenge = hello::decode_challenge(challenge).map_err(|malformed| other(&malformed))?;
+        let challenge = self.channel.map_or(challenge, |channel| hello::bind(&challenge, &channel));
         let known = self.incarnation.is_some();
         let (tenant, nonce) = (self.tenant, random());
         let hello = Hello { versions: Versions::default(), create: !known, take_over: true, tenant, nonce };
         let bytes = hello.encode(&self.token, &self.secret, &challenge);
-        out.extend_from_slice(&bytes);
+        out.extend_from_slice(&bytes[MAGIC.len()..]);
         self.exchanged = Some((challenge, bytes));
         Ok(())
     }
@@ -97,14 +105,23 @@ impl Protocol for Tcp {
     const OVERHEAD_BYTES: usize = 64;
     const FORGETS: bool = true;
 
-    fn greet(&mut self, _out: &mut Vec<u8>) {
+    fn bind(&mut self, channel: Channel) {
+        self.channel = Some(channel);
+    }
+
+    /// Sends the hello's first bytes ahead: a server that speaks TLS waits for a client's word, and these make it object.
+    fn greet(&mut self, out: &mut Vec<u8>) {
         self.exchanged = None;
+        out.extend_from_slice(&MAGIC);
     }
 
     fn greeted(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<(usize, Greeting), Refusal> {
         let Some((challenge, hello)) = &self.exchanged else {
             // What is no server of ours is told by its first bytes: it may never say as many as a challenge has.
             let start = &input[..input.len().min(MAGIC.len())];
+            if self.channel.is_none() && start.first() == Some(&TLS_ALERT) {
+                return Err((OpenErrorKind::Protocol, WANTS_TLS.into()));
+            }
             if !MAGIC.starts_with(start) {
                 return Err(other(&spillway_wire::Malformed("a challenge starts with SPILLWAY")));
             }

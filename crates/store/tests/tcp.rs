@@ -2,76 +2,14 @@
 
 mod common;
 
-use std::net::{Ipv4Addr, SocketAddr};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use common::contract::Contract;
+use common::lender::{Lender, assert_all, lost, put_all};
 use common::proxy::Proxy;
-use common::{PATIENCE, client, free_port, page, refusal};
-use spillway_server::{Config, Limits, Server, Stop};
-use spillway_store::blocking::Client;
+use common::{PATIENCE, client, page, refusal};
+use spillway_server::Limits;
 use spillway_store::{Got, Handle, StoreError, Urgency};
-
-/// A memory server that ends with the test.
-struct Lender {
-    port: u16,
-    stop: Stop,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Lender {
-    fn start(memory_bytes: u64, change: impl FnOnce(&mut Config)) -> Self {
-        Self::start_on(free_port(), memory_bytes, change)
-    }
-
-    fn start_on(port: u16, memory_bytes: u64, change: impl FnOnce(&mut Config)) -> Self {
-        let mut config = Config::new(SocketAddr::from((Ipv4Addr::LOCALHOST, port)), memory_bytes);
-        config.workers = 1;
-        change(&mut config);
-        let server = Server::bind(config).unwrap();
-        let stop = server.stopper();
-        let thread = Some(std::thread::spawn(move || server.run().unwrap()));
-        Self { port, stop, thread }
-    }
-
-    fn end(&mut self) {
-        self.stop.stop();
-        if let Some(thread) = self.thread.take() {
-            thread.join().unwrap();
-        }
-    }
-}
-
-impl Drop for Lender {
-    fn drop(&mut self) {
-        self.end();
-    }
-}
-
-fn put_all(client: &mut Client, numbers: std::ops::Range<u64>) -> Vec<(u64, Handle)> {
-    numbers.map(|number| (number, client.put(&page(number), None, PATIENCE).unwrap())).collect()
-}
-
-fn assert_all(client: &mut Client, pages: &[(u64, Handle)]) {
-    for (number, handle) in pages {
-        assert!(*client.get(*handle).unwrap() == page(*number));
-    }
-}
-
-fn lost(client: &mut Client, pages: &[(u64, Handle)]) -> usize {
-    let is_lost = |(number, handle): &(u64, Handle)| match client.get(*handle) {
-        Ok(got) => {
-            assert!(*got == page(*number), "wrong bytes");
-            false
-        }
-        Err(error) => {
-            assert!(matches!(error, StoreError::Lost | StoreError::Corrupt), "{error:?}");
-            true
-        }
-    };
-    pages.iter().map(is_lost).filter(|lost| *lost).count()
-}
 
 #[test]
 fn contract() {

@@ -14,6 +14,9 @@ pub type Proof = [u8; PROOF_BYTES];
 /// What only a tenant knows of itself: random, chosen by the pager.
 pub type Secret = [u8; 16];
 
+/// What the two ends of a TLS session know, and nobody else.
+pub type Channel = [u8; 32];
+
 /// What a proof is for. Each proof is bound to one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
@@ -25,6 +28,8 @@ pub(crate) enum Purpose {
     Tenant,
     /// No proof: the pad under which a new tenant's secret travels.
     Seal,
+    /// No proof: the challenge as it counts within one TLS session.
+    Channel,
 }
 
 impl Purpose {
@@ -34,6 +39,7 @@ impl Purpose {
             Self::ServerToken => b"spillway 1 server\0",
             Self::Tenant => b"spillway 1 tenant\0",
             Self::Seal => b"spillway 1 seal\0",
+            Self::Channel => b"spillway 1 channel\0",
         }
     }
 }

@@ -12,7 +12,7 @@
 
 use std::fmt;
 
-use crate::auth::{self, PROOF_BYTES, Proof, Purpose, Secret};
+use crate::auth::{self, Channel, PROOF_BYTES, Proof, Purpose, Secret};
 use crate::bytes::Reader;
 use crate::{Malformed, VERSION, answer};
 
@@ -126,6 +126,13 @@ pub fn decode_challenge(bytes: &[u8; CHALLENGE_BYTES]) -> Result<Nonce, Malforme
         return Err(Malformed("a challenge starts with SPILLWAY"));
     }
     reader.array()
+}
+
+/// The nonce that proofs within a TLS session are made with: whoever relays them between two sessions has proofs of
+/// another nonce, whatever challenge is sent on.
+#[must_use]
+pub fn bind(challenge: &Nonce, channel: &Channel) -> Nonce {
+    auth::prove(channel, Purpose::Channel, [challenge, &[]])
 }
 
 /// Versions that a client speaks, both included.

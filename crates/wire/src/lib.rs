@@ -3,6 +3,8 @@
 //! A connection starts with a handshake ([`hello`], [`auth`]); then the client sends [`request`]s and the server
 //! [`answer`]s, which carry the request's id and may come in another order. All numbers are little-endian.
 //!
+//! [`tls`] is what may lie between these bytes and the socket.
+//!
 //! Invariants: encoding appends to the caller's buffer, decoding borrows from it, and neither allocates beyond that.
 //! Every length is checked against what is there and against a limit before it is used; no bytes make a decoder panic.
 //! A frame that was decoded is consistent: its iterators cannot fail.
@@ -14,6 +16,7 @@ mod bytes;
 pub mod frame;
 pub mod hello;
 pub mod request;
+pub mod tls;
 
 use std::fmt;
 

@@ -1,14 +1,20 @@
 //! A plain client with a blocking socket, and a server that ends with the test.
 #![allow(dead_code, unreachable_pub, reason = "a part of each test file, which uses its own share of it")]
 
+pub mod certificates;
+
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use spillway_server::tls::Stream;
 use spillway_server::{Config, Error, Server, Stop};
 use spillway_wire::answer::{Answer, AnswerBody, PageStatus, ServerStatus};
-use spillway_wire::hello::{CHALLENGE_BYTES, Code, Hello, Reply, Transcript, Versions, Welcome, decode_challenge};
+use spillway_wire::auth::Channel;
+use spillway_wire::hello::{
+    CHALLENGE_BYTES, Code, Hello, Nonce, Reply, Transcript, Versions, Welcome, decode_challenge,
+};
 use spillway_wire::request::{self, Class, PutPage, Range};
 use spillway_wire::{Content, Key, checksum};
 
@@ -61,9 +67,15 @@ pub fn hello(tenant: u8) -> Hello {
     Hello { versions: Versions::default(), create: true, take_over: false, tenant: [tenant; 16], nonce: [9; 32] }
 }
 
+pub fn connect(server: &Running) -> TcpStream {
+    let stream = TcpStream::connect(server.address).expect("connected");
+    stream.set_read_timeout(Some(Duration::from_secs(20))).expect("set");
+    stream
+}
+
 /// A connection that was welcomed.
 pub struct Client {
-    pub stream: TcpStream,
+    pub stream: Stream,
     pub welcome: Welcome,
     buffer: Vec<u8>,
 }
@@ -75,11 +87,19 @@ impl Client {
     }
 
     pub fn greet(server: &Running, hello: &Hello, token: &[u8]) -> Result<Self, Code> {
-        let mut stream = TcpStream::connect(server.address).expect("connected");
-        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("set");
+        Self::over(Stream::plain(connect(server)), hello, token, |challenge, _| challenge)
+    }
+
+    /// Says hello over a connection, with proofs for the nonce that `bound` makes of the challenge and the TLS channel.
+    pub fn over(
+        mut stream: Stream,
+        hello: &Hello,
+        token: &[u8],
+        bound: impl FnOnce(Nonce, Option<Channel>) -> Nonce,
+    ) -> Result<Self, Code> {
         let mut challenge = [0; CHALLENGE_BYTES];
         stream.read_exact(&mut challenge).expect("a challenge");
-        let challenge = decode_challenge(&challenge).expect("ours");
+        let challenge = bound(decode_challenge(&challenge).expect("ours"), stream.channel());
         let bytes = hello.encode(token, &hello.tenant, &challenge);
         stream.write_all(&bytes).expect("sent");
         let transcript = Transcript { token, challenge: &challenge, hello: &bytes };
@@ -186,7 +206,7 @@ impl Client {
     }
 }
 
-fn receive(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> bool {
+fn receive(stream: &mut impl Read, buffer: &mut Vec<u8>) -> bool {
     let mut bytes = vec![0; 1 << 16];
     match stream.read(&mut bytes) {
         Ok(0) => false,

@@ -53,6 +53,13 @@ pub enum UrlError {
         /// What may be given.
         expected: &'static str,
     },
+    /// A parameter is nothing without another.
+    Alone {
+        /// The parameter.
+        parameter: &'static str,
+        /// The other.
+        needs: &'static str,
+    },
     /// A size is none.
     BadSize(SizeError),
     /// A size is too small.
@@ -95,6 +102,9 @@ impl fmt::Display for UrlError {
             Self::RepeatedParameter(name) => write!(f, "pool parameter `{name}` is given twice: keep one"),
             Self::BadValue { parameter, value, expected } => {
                 write!(f, "pool parameter `{parameter}` cannot be `{}`: give {expected}", value.escape_debug())
+            }
+            Self::Alone { parameter, needs } => {
+                write!(f, "pool parameter `{parameter}` is nothing without another: give `{needs}` with it")
             }
             Self::BadSize(error) => write!(f, "pool parameter `size`: {error}"),
             Self::SizeTooSmall { bytes, min_bytes } => {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Cache, Host, OpenError, OpenErrorKind, Tcp, Url};
+use super::{Cache, Host, OpenError, OpenErrorKind, Tcp, Tls, Url};
 use crate::emulated::Emulated;
 use crate::file::File;
 use crate::layer::{self, Layer};
@@ -53,16 +53,16 @@ pub fn open(url: &str) -> Result<Opened, OpenError> {
         Url::Memcached(cache) => {
             let names = names(&cache);
             let memcached = || Memcached::new(names.clone(), cache.compression, cache.lossy);
-            connect(&cache.hosts, cache.settings, memcached)?.with(cache.layer)
+            connect(&cache.hosts, cache.settings, None, memcached)?.with(cache.layer)
         }
         Url::Redis(cache) => {
             let names = names(&cache);
             let redis = || Redis::new(names.clone(), cache.password.clone(), cache.compression, cache.lossy);
-            connect(&cache.hosts, cache.settings, redis)?.with(cache.layer)
+            connect(&cache.hosts, cache.settings, None, redis)?.with(cache.layer)
         }
-        Url::Tcp(Tcp { hosts, token_file, settings, layer }) => {
+        Url::Tcp(Tcp { hosts, token_file, tls, settings, layer }) => {
             let token = token_file.as_deref().map(read_token).transpose()?.unwrap_or_default();
-            connect(&hosts, settings, || tcp::Tcp::new(token.clone()))?.with(layer)
+            connect(&hosts, settings, tls.as_ref(), || tcp::Tcp::new(token.clone()))?.with(layer)
         }
         Url::File(super::File { path, size_bytes, layer }) => {
             let (file, note) = File::open(&path, size_bytes)?;
@@ -78,9 +78,14 @@ pub fn open(url: &str) -> Result<Opened, OpenError> {
 fn connect<P: Protocol>(
     hosts: &[Host],
     settings: crate::remote::Settings,
+    tls: Option<&Tls>,
     speak: impl Fn() -> P,
 ) -> Result<Opened, OpenError> {
-    let peer = |host: &Host| Ok(Peer { name: host.to_string(), addresses: host.resolve()?, protocol: speak() });
+    let tls = tls.map(Tls::read).transpose()?;
+    let peer = |host: &Host| {
+        let tls = tls.as_ref().map(|tls| tls.of(host)).transpose()?;
+        Ok(Peer { name: host.to_string(), addresses: host.resolve()?, protocol: speak(), tls })
+    };
     let peers = hosts.iter().map(peer).collect::<Result<_, OpenError>>()?;
     Remote::open(peers, settings).map(Opened::new)
 }

@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use spillway_core::PAGE_BYTES;
 use spillway_wire::answer::{self, AnswerBody, ServerStatus};
-use spillway_wire::request;
+use spillway_wire::{request, tls};
 
 use super::open::read_token;
-use super::{Cache, Host, OpenError, OpenErrorKind, Url};
+use super::{Cache, Host, OpenError, OpenErrorKind, Tls, Url};
 use crate::remote::names::number;
 use crate::remote::protocol::{Greeting, Protocol};
-use crate::remote::server;
+use crate::remote::refusals;
 use crate::tcp;
 
 /// How long a server may take for each answer.
@@ -64,7 +64,12 @@ pub fn status(url: &str) -> Result<Vec<ServerReport>, OpenError> {
     match Url::parse(url)? {
         Url::Tcp(pool) => {
             let token = pool.token_file.as_deref().map(read_token).transpose()?.unwrap_or_default();
-            Ok(pool.hosts.iter().map(|host| report(host, ask_tcp(host, token.clone()))).collect())
+            let tls = pool.tls.as_ref().map(Tls::read).transpose()?;
+            let ask = |host| {
+                let tls = tls.as_ref().map(|tls| tls.of(host)).transpose()?;
+                ask_tcp(host, tls.as_ref(), token.clone())
+            };
+            Ok(pool.hosts.iter().map(|host| report(host, ask(host))).collect())
         }
         Url::Memcached(cache) => Ok(cache.hosts.iter().map(|host| report(host, ask_memcached(host))).collect()),
         Url::Redis(cache) => Ok(cache.hosts.iter().map(|host| report(host, ask_redis(host, &cache))).collect()),
@@ -77,7 +82,7 @@ pub fn status(url: &str) -> Result<Vec<ServerReport>, OpenError> {
 
 /// A connection that is waited for.
 struct Line {
-    socket: TcpStream,
+    stream: tls::Stream,
     input: Vec<u8>,
 }
 
@@ -86,21 +91,29 @@ fn fail(kind: OpenErrorKind, text: impl Into<String>) -> OpenError {
 }
 
 fn broken(error: &io::Error) -> OpenError {
-    let error = server::plain(error);
+    if let Some(failure) = tls::Failure::within(error) {
+        let (kind, text) = refusals::insecure(failure);
+        return fail(kind, text);
+    }
+    let error = refusals::plain(error);
     fail(OpenErrorKind::Unreachable, format!("it does not answer ({error}): see whether it is started and reachable"))
 }
 
 impl Line {
-    fn to(host: &Host) -> Result<Self, OpenError> {
+    fn to(host: &Host, tls: Option<&tls::Client>) -> Result<Self, OpenError> {
         let addresses = host.resolve()?;
         let socket = TcpStream::connect_timeout(&addresses[0], PATIENCE).map_err(|error| broken(&error))?;
         socket.set_read_timeout(Some(PATIENCE)).map_err(OpenError::system)?;
         socket.set_nodelay(true).map_err(OpenError::system)?;
-        Ok(Self { socket, input: Vec::new() })
+        let stream = match tls {
+            Some(client) => tls::Stream::secure(socket, client).map_err(|error| broken(&error))?,
+            None => tls::Stream::plain(socket),
+        };
+        Ok(Self { stream, input: Vec::new() })
     }
 
     fn say(&mut self, bytes: &[u8]) -> Result<(), OpenError> {
-        self.socket.write_all(bytes).map_err(|error| broken(&error))
+        self.stream.write_all(bytes).map_err(|error| broken(&error))
     }
 
     /// Reads until `whole` finds what it looks for and says how long that is; takes it out.
@@ -114,7 +127,7 @@ impl Line {
                 return Err(fail(OpenErrorKind::Protocol, "it says too much: check the scheme and the port"));
             }
             let mut buffer = [0; 4096];
-            match self.socket.read(&mut buffer).map_err(|error| broken(&error))? {
+            match self.stream.read(&mut buffer).map_err(|error| broken(&error))? {
                 0 => return Err(broken(&io::ErrorKind::UnexpectedEof.into())),
                 bytes => self.input.extend_from_slice(&buffer[..bytes]),
             }
@@ -142,8 +155,9 @@ impl Line {
 }
 
 /// The server makes a tenant for this and forgets it when its lease has run out.
-fn ask_tcp(host: &Host, token: Vec<u8>) -> Result<ServerReport, OpenError> {
-    let (mut line, mut protocol) = (Line::to(host)?, tcp::Tcp::new(token));
+fn ask_tcp(host: &Host, tls: Option<&tls::Client>, token: Vec<u8>) -> Result<ServerReport, OpenError> {
+    let (mut line, mut protocol) = (Line::to(host, tls)?, tcp::Tcp::new(token));
+    line.stream.channel().into_iter().for_each(|channel| protocol.bind(channel));
     let mut out = Vec::new();
     protocol.greet(&mut out);
     loop {
@@ -199,7 +213,7 @@ fn other(malformed: spillway_wire::Malformed) -> OpenError {
 }
 
 fn ask_memcached(host: &Host) -> Result<ServerReport, OpenError> {
-    let mut line = Line::to(host)?;
+    let mut line = Line::to(host, None)?;
     line.say(b"stats\r\n")?;
     let report = line.hear_until(b"END\r\n")?;
     let value = |name: &str| {
@@ -221,7 +235,7 @@ fn ask_memcached(host: &Host) -> Result<ServerReport, OpenError> {
 }
 
 fn ask_redis(host: &Host, cache: &Cache) -> Result<ServerReport, OpenError> {
-    let mut line = Line::to(host)?;
+    let mut line = Line::to(host, None)?;
     let mut question = Vec::new();
     if let Some(password) = &cache.password {
         crate::redis::command(&mut question, &[b"AUTH", password.as_bytes()]);

@@ -40,7 +40,21 @@ fn servers_are_read() {
     };
     assert_eq!((cache.lossy, cache.prefix.as_deref(), cache.compression), (true, Some("a.b"), Compression::Lz4));
     let Ok(Url::Tcp(tcp)) = Url::parse("tcp://h?token-file=/etc/token") else { panic!("it is one") };
-    assert_eq!(tcp.token_file, Some("/etc/token".into()));
+    assert_eq!((tcp.token_file, tcp.tls), (Some("/etc/token".into()), None));
+}
+
+#[test]
+fn tls_is_read() {
+    let tls = |text: &str| match Url::parse(text) {
+        Ok(Url::Tcp(tcp)) => tcp.tls,
+        other => panic!("{text}: {other:?}"),
+    };
+    assert_eq!(tls("tcp://h?tls=0"), None);
+    assert_eq!(tls("tcp://h?tls=1&tls-ca=/ca"), Some(Tls { ca: "/ca".into(), identity: None, name: None }));
+    let identity = Some(("/cert".into(), "/key".into()));
+    let all = Tls { ca: "/ca".into(), identity, name: Some("pool.example".into()) };
+    assert_eq!(tls("tcp://h,i?tls-name=pool.example&tls-key=/key&tls-cert=/cert&tls-ca=/ca&tls=1"), Some(all));
+    assert!(tls("tcp://h?tls=1&tls-ca=/ca&tls-name=::1").is_some());
 }
 
 #[test]
@@ -75,6 +89,26 @@ fn mistakes_are_named_in_a_line_with_their_remedy() {
              `lose:1000,corrupt:1000,decline:10,stall:100:50ms`, each one in so many",
         ),
         ("local:?size=1G&size=2G", "pool parameter `size` is given twice: keep one"),
+        ("tcp://h?tls=yes", "pool parameter `tls` cannot be `yes`: give `0` or `1`"),
+        ("tcp://h?tls=1", "pool parameter `tls` is nothing without another: give `tls-ca=FILE` with it"),
+        ("tcp://h?tls-ca=/x", "pool parameter `tls-ca` is nothing without another: give `tls=1` with it"),
+        ("tcp://h?tls=0&tls-name=x", "pool parameter `tls-name` is nothing without another: give `tls=1` with it"),
+        (
+            "tcp://h?tls=1&tls-ca=/x&tls-cert=/y",
+            "pool parameter `tls-cert` is nothing without another: give `tls-key=FILE` with it",
+        ),
+        (
+            "tcp://h?tls=1&tls-ca=/x&tls-key=/y",
+            "pool parameter `tls-key` is nothing without another: give `tls-cert=FILE` with it",
+        ),
+        (
+            "tcp://h?tls=1&tls-ca=/x&tls-name=a b",
+            "pool parameter `tls-name` cannot be `a b`: give a name or an address as certificates have it",
+        ),
+        (
+            "memcached://h?tls=1",
+            "`memcached:` has no parameter `tls`: it has `compress`, `deadline`, `delay`, `fault`, `lossy` and `prefix`",
+        ),
         ("local:?compress=zstd", "pool parameter `compress` cannot be `zstd`: give `lz4` or `none`"),
         ("local:?dedupe", "pool parameter `dedupe` cannot be ``: give `0` or `1`"),
         ("local:?size=1M", "pool parameter `size` is 1048576 bytes: give at least 8M"),

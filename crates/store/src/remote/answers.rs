@@ -9,8 +9,9 @@ use super::Remote;
 use super::handles::{self, Handles, State};
 use super::ops::{OpId, Ops, Stage};
 use super::protocol::{Body, Item, Protocol, Refusal};
+use super::refusals;
 use super::requests::Asked;
-use super::server::{self, Link};
+use super::server::Link;
 use crate::codec::unpack;
 use crate::hash::PageHash;
 use crate::pool::OpenErrorKind;
@@ -82,7 +83,7 @@ impl<P: Protocol> Remote<P> {
         if full {
             server.note_full(now);
         }
-        received.map_err(|error| server::ended(&error))
+        received.map_err(refusals::ended)
     }
 }
 

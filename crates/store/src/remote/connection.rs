@@ -1,12 +1,15 @@
-//! One nonblocking socket: what is to be sent, what came, and what the poller waits for. Knows no protocol.
+//! One nonblocking socket: what is to be sent, what came, and what the poller waits for; TLS between them if there is any.
+//! Knows no protocol.
 
-use std::io;
+use std::io::{self, IoSlice, Write};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
-use rustix::net::{self, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
+use rustix::net::{self, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, SocketType, sockopt};
+use spillway_wire::auth::Channel;
+use spillway_wire::tls::{self, PARTIAL_BYTES_MAX, Session};
 
 /// A connection, or one that is being made.
 pub(crate) struct Connection {
@@ -19,12 +22,44 @@ pub(crate) struct Connection {
     unused: std::ops::Range<usize>,
     /// The poller also waits until the kernel takes more.
     waits_to_send: bool,
+    tls: Option<Box<Session>>,
+    /// Where records are received, under TLS.
+    records: Box<[u8]>,
 }
 
-/// What outlives a connection, so that the next one allocates nothing.
+/// What outlives a connection, so that the next one allocates nothing but its TLS session.
 pub(crate) struct Buffers {
-    pub(crate) out: Vec<u8>,
-    pub(crate) input: Box<[u8]>,
+    out: Vec<u8>,
+    input: Box<[u8]>,
+    records: Box<[u8]>,
+}
+
+impl Buffers {
+    /// Where to receive, how much room to have for what is sent, and how much to receive at a time under TLS: `input`
+    /// must have room for that beside the longest answer, and it must be several records.
+    pub(crate) fn new(input: Box<[u8]>, out_bytes: usize, records_bytes: Option<usize>) -> Self {
+        let records = vec![0; records_bytes.unwrap_or(0)].into();
+        Self { out: Vec::with_capacity(out_bytes), input, records }
+    }
+}
+
+/// Why a connection is over.
+pub(crate) enum Ended {
+    Socket(io::Error),
+    Tls(tls::Failure),
+}
+
+impl Ended {
+    /// Nothing more will come.
+    fn end() -> Self {
+        Self::Socket(io::ErrorKind::UnexpectedEof.into())
+    }
+}
+
+impl From<io::Error> for Ended {
+    fn from(error: io::Error) -> Self {
+        Self::Socket(error)
+    }
 }
 
 impl Connection {
@@ -37,8 +72,8 @@ impl Connection {
         buffers.out.clear();
         match connect(address, poller) {
             Ok(socket) => {
-                let Buffers { out, input } = buffers;
-                Ok(Self { socket, out, sent: 0, input, unused: 0..0, waits_to_send: true })
+                let Buffers { out, input, records } = buffers;
+                Ok(Self { socket, out, sent: 0, input, unused: 0..0, waits_to_send: true, tls: None, records })
             }
             Err(error) => Err((error.into(), buffers)),
         }
@@ -46,7 +81,17 @@ impl Connection {
 
     /// Closes it.
     pub(crate) fn into_buffers(self) -> Buffers {
-        Buffers { out: self.out, input: self.input }
+        Buffers { out: self.out, input: self.input, records: self.records }
+    }
+
+    /// Has everything from now on under TLS.
+    pub(crate) fn secure(&mut self, client: &tls::Client) {
+        self.tls = Some(Box::new(client.connect()));
+    }
+
+    /// What both ends of the TLS session know, once it is made.
+    pub(crate) fn channel(&self) -> Option<Channel> {
+        self.tls.as_ref().and_then(|tls| tls.channel())
     }
 
     /// Whether the other side has taken the connection, once it has or has not.
@@ -66,19 +111,12 @@ impl Connection {
 
     /// Bytes that the kernel has not taken.
     pub(crate) fn unsent(&self) -> usize {
-        self.out.len() - self.sent
+        self.out.len() - self.sent + self.tls.as_ref().map_or(0, |tls| tls.unsent())
     }
 
     /// Hands over what the kernel takes. Returns whether it took all; what goes wrong, [`Connection::receive`] tells.
     pub(crate) fn send(&mut self, poller: BorrowedFd<'_>) -> bool {
-        while self.sent < self.out.len() {
-            match net::send(&self.socket, &self.out[self.sent..], SendFlags::NOSIGNAL) {
-                Ok(bytes) => self.sent += bytes,
-                Err(Errno::INTR) => {}
-                Err(_) => break,
-            }
-        }
-        let all = self.sent == self.out.len();
+        let all = self.hand_over();
         if all {
             self.out.clear();
             self.sent = 0;
@@ -92,8 +130,35 @@ impl Connection {
         all
     }
 
+    /// Hands over what the kernel takes; whether it was all.
+    fn hand_over(&mut self) -> bool {
+        let Some(tls) = &mut self.tls else {
+            while self.sent < self.out.len() {
+                match net::send(&self.socket, &self.out[self.sent..], SendFlags::NOSIGNAL) {
+                    Ok(bytes) => self.sent += bytes,
+                    Err(Errno::INTR) => {}
+                    Err(_) => return false,
+                }
+            }
+            return true;
+        };
+        loop {
+            self.sent += tls.seal(&[IoSlice::new(&self.out[self.sent..])]);
+            if !tls.wants_to_send() {
+                return self.sent == self.out.len();
+            }
+            match tls.send(&mut Socket(&self.socket)) {
+                Err(error) if error.kind() != io::ErrorKind::Interrupted => return false,
+                _ => {}
+            }
+        }
+    }
+
     /// Takes what came, if anything did and there is room. An error when the connection has ended.
-    pub(crate) fn receive(&mut self) -> io::Result<()> {
+    pub(crate) fn receive(&mut self) -> Result<(), Ended> {
+        if self.tls.is_some() {
+            return self.receive_records();
+        }
         if self.unused.is_empty() {
             self.unused = 0..0;
         } else if self.unused.end == self.input.len() {
@@ -106,14 +171,52 @@ impl Connection {
                 return Ok(());
             }
             match net::recv(&self.socket, room, RecvFlags::empty()) {
-                Ok((0, _)) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok((0, _)) => return Err(Ended::end()),
                 Ok((bytes, _)) => {
                     self.unused.end += bytes;
                     return Ok(());
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Ok(()),
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(io::Error::from(error).into()),
+            }
+        }
+    }
+
+    /// As [`Connection::receive`], under TLS.
+    fn receive_records(&mut self) -> Result<(), Ended> {
+        let Self { socket, input, unused, records, tls: Some(tls), .. } = self else { return Ok(()) };
+        if unused.start == unused.end {
+            *unused = 0..0;
+        } else if input.len() - unused.end < records.len() {
+            input.copy_within(unused.clone(), 0);
+            *unused = 0..unused.len();
+        }
+        // What comes out of records is never more than what went in.
+        let room = (input.len() - unused.end).saturating_sub(PARTIAL_BYTES_MAX).min(records.len());
+        if room == 0 {
+            return Ok(());
+        }
+        let bytes = loop {
+            match net::recv(&*socket, &mut records[..room], RecvFlags::empty()) {
+                Ok((0, _)) => return Err(Ended::end()),
+                Ok((bytes, _)) => break bytes,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(()),
+                Err(error) => return Err(io::Error::from(error).into()),
+            }
+        };
+        let opened = tls.open(&records[..bytes], |plain| {
+            input[unused.end..unused.end + plain.len()].copy_from_slice(plain);
+            unused.end += plain.len();
+        });
+        match opened {
+            Ok(()) if tls.has_ended() => Err(Ended::end()),
+            Ok(()) => Ok(()),
+            Err(failure) => {
+                // That the server learns why is a courtesy.
+                let _ = tls.send(&mut Socket(socket));
+                Err(Ended::Tls(failure))
             }
         }
     }
@@ -132,6 +235,23 @@ impl Connection {
     pub(crate) fn consume(&mut self, bytes: usize) {
         self.unused.start += bytes;
         assert!(self.unused.start <= self.unused.end, "no more is used than came");
+    }
+}
+
+/// A socket as rustls writes to one.
+struct Socket<'a>(&'a OwnedFd);
+
+impl Write for Socket<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(net::send(self.0, bytes, SendFlags::NOSIGNAL)?)
+    }
+
+    fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        Ok(net::sendmsg(self.0, slices, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL)?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

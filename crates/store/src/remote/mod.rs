@@ -6,7 +6,7 @@
 //! - Every page is verified against the checksum that was kept here, with a key that no server knows.
 //! - A put is complete when the server has said so. What is under way when a connection ends is told at once
 //!   ([`StoreError::Unavailable`]: the pager still has the page) or, for a get, asked again until its deadline.
-//! - Nothing blocks, and gets allocate nothing.
+//! - Nothing blocks, and gets allocate nothing; under TLS, rustls does for each record.
 
 mod answers;
 mod connection;
@@ -14,6 +14,7 @@ pub(crate) mod handles;
 pub(crate) mod names;
 mod ops;
 pub(crate) mod protocol;
+pub(crate) mod refusals;
 mod requests;
 pub(crate) mod server;
 mod trouble;
@@ -26,6 +27,7 @@ use rustix::event::epoll;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 use spillway_core::{PAGE_BYTES, Page};
+use spillway_wire::tls;
 
 use crate::hash::PageHash;
 use crate::pool::{OpenError, OpenErrorKind};
@@ -76,6 +78,8 @@ pub(crate) struct Peer<P> {
     pub(crate) name: String,
     pub(crate) addresses: Vec<SocketAddr>,
     pub(crate) protocol: P,
+    /// How connections are encrypted, if they are.
+    pub(crate) tls: Option<tls::Client>,
 }
 
 impl<P: Protocol> Remote<P> {
@@ -86,7 +90,7 @@ impl<P: Protocol> Remote<P> {
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         let timer = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags).map_err(OpenError::system)?;
         epoll::add(&poller, &timer, epoll::EventData::new_u64(0), epoll::EventFlags::IN).map_err(OpenError::system)?;
-        let servers = peers.into_iter().map(|peer| Server::new(peer.name, peer.addresses, peer.protocol, now));
+        let servers = peers.into_iter().map(|peer| Server::new(peer, now));
         let mut remote = Self {
             settings,
             hash: PageHash::new(),

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use spillway_core::Page;
 use spillway_wire::answer::{GotPages, PageStatus, Statuses};
+use spillway_wire::auth::Channel;
 use spillway_wire::{Content, answer};
 
 use crate::Urgency;
@@ -137,6 +138,8 @@ pub(crate) trait Protocol: Send + 'static {
     /// Whether servers forget by themselves what a pager that ended has left there.
     const FORGETS: bool;
 
+    /// The next connection is under TLS, and this is what its two ends know. Called before [`Protocol::greet`].
+    fn bind(&mut self, _channel: Channel) {}
     /// A new connection: forgets the old one, and says what is to be said first.
     fn greet(&mut self, out: &mut Vec<u8>);
     /// Goes on with the handshake. Returns how many bytes of `input` it took.

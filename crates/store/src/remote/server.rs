@@ -1,22 +1,23 @@
-//! One server: its connection through connecting, greeting, ready and down, and what is sent when.
+//! One server: its connection through connecting, securing (TLS), greeting, ready and down, and what is sent when.
 //!
 //! A get on demand goes before everything that is not yet encoded, so little is encoded ahead ([`BULK_BYTES`]), and bulk
 //! leaves a part of the server's window to it.
 
-use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use spillway_core::PAGE_BYTES;
 use spillway_wire::answer::Condition;
+use spillway_wire::tls;
 
+use super::Peer;
 use super::connection::{Buffers, Connection};
 use super::handles::{Handles, List};
 use super::ops::{Kind, OpId, Ops, Queues, Stage};
 use super::protocol::{BATCH_MAX, Grant, Greeting, Name, Parcel, Protocol, Refusal};
+use super::refusals::{ended, silent, unreachable};
 use super::requests::{Asked, REQUESTS_MAX, Requests};
-use crate::pool::OpenErrorKind;
 use crate::{Handle, Urgency};
 
 /// Bulk is encoded as long as no more than this waits for the kernel.
@@ -34,6 +35,8 @@ pub(crate) enum Link {
     Down(Buffers, Instant),
     /// Since when.
     Connecting(Connection, Instant),
+    /// TLS makes its handshake, since when.
+    Securing(Connection, Instant),
     /// Since when.
     Greeting(Connection, Instant),
     /// Requests are answered.
@@ -49,6 +52,7 @@ pub(crate) struct Server<P> {
     addresses: Vec<SocketAddr>,
     attempts: usize,
     pub(crate) protocol: P,
+    tls: Option<tls::Client>,
     pub(crate) link: Link,
     pub(crate) queues: Queues,
     /// Pages that it is to forget.
@@ -73,7 +77,8 @@ pub(crate) struct Server<P> {
 }
 
 impl<P: Protocol> Server<P> {
-    pub(crate) fn new(name: String, addresses: Vec<SocketAddr>, protocol: P, now: Instant) -> Self {
+    pub(crate) fn new(peer: Peer<P>, now: Instant) -> Self {
+        let Peer { name, addresses, protocol, tls } = peer;
         let input = vec![0; P::ANSWER_BYTES_MAX + INPUT_BYTES].into();
         let grant =
             Grant { batch: 1, window_bytes: 0, heartbeat: Duration::from_secs(1), forgot: false, capacity_pages: None };
@@ -82,7 +87,8 @@ impl<P: Protocol> Server<P> {
             addresses,
             attempts: 0,
             protocol,
-            link: Link::Down(Buffers { out: Vec::with_capacity(4 * BULK_BYTES), input }, now),
+            link: Link::Down(Buffers::new(input, 4 * BULK_BYTES, tls.is_some().then_some(INPUT_BYTES)), now),
+            tls,
             queues: Queues::new(),
             leaving: List::default(),
             leave_now: false,
@@ -139,16 +145,32 @@ impl<P: Protocol> Server<P> {
             }
             Link::Connecting(mut connection, since) => match connection.is_open() {
                 Ok(false) => self.link = Link::Connecting(connection, since),
-                Ok(true) => {
-                    self.protocol.greet(connection.out());
-                    connection.send(poller);
-                    self.link = Link::Greeting(connection, now);
-                }
+                Ok(true) => match &self.tls {
+                    Some(tls) => {
+                        connection.secure(tls);
+                        connection.send(poller);
+                        self.link = Link::Securing(connection, now);
+                    }
+                    None => self.begin_greeting(connection, poller, now),
+                },
                 Err(error) => {
                     self.link = Link::Connecting(connection, since);
                     return Err(unreachable(&error));
                 }
             },
+            Link::Securing(mut connection, since) => {
+                let received = connection.receive();
+                connection.send(poller);
+                let Some(channel) = connection.channel() else {
+                    self.link = Link::Securing(connection, since);
+                    return received.map(|()| false).map_err(ended);
+                };
+                self.protocol.bind(channel);
+                self.begin_greeting(connection, poller, now);
+                received.map_err(ended)?;
+                // What came with the end of the handshake makes the poller say nothing.
+                return self.greet(poller, now);
+            }
             Link::Greeting(connection, since) => {
                 self.link = Link::Greeting(connection, since);
                 return self.greet(poller, now);
@@ -156,6 +178,12 @@ impl<P: Protocol> Server<P> {
             other => self.link = other,
         }
         Ok(false)
+    }
+
+    fn begin_greeting(&mut self, mut connection: Connection, poller: BorrowedFd<'_>, now: Instant) {
+        self.protocol.greet(connection.out());
+        connection.send(poller);
+        self.link = Link::Greeting(connection, now);
     }
 
     fn greet(&mut self, poller: BorrowedFd<'_>, now: Instant) -> Result<bool, Refusal> {
@@ -174,7 +202,7 @@ impl<P: Protocol> Server<P> {
             }
         }
         connection.send(poller);
-        received.map(|()| false).map_err(|error| ended(&error))
+        received.map(|()| false).map_err(ended)
     }
 
     fn welcome(&mut self, grant: Grant, now: Instant) {
@@ -194,9 +222,10 @@ impl<P: Protocol> Server<P> {
     pub(crate) fn close(&mut self, why: Refusal, now: Instant) {
         self.failure = Some(why);
         self.link = match std::mem::replace(&mut self.link, Link::Changing) {
-            Link::Connecting(connection, _) | Link::Greeting(connection, _) | Link::Ready(connection) => {
-                Link::Down(connection.into_buffers(), now + self.pause)
-            }
+            Link::Connecting(connection, _)
+            | Link::Securing(connection, _)
+            | Link::Greeting(connection, _)
+            | Link::Ready(connection) => Link::Down(connection.into_buffers(), now + self.pause),
             Link::Down(buffers, _) => Link::Down(buffers, now + self.pause),
             Link::Changing => Link::Changing,
         };
@@ -206,7 +235,11 @@ impl<P: Protocol> Server<P> {
     /// Says something if nothing was said for long; an error when nothing was heard for longer than `patience`.
     pub(crate) fn keep_alive(&mut self, now: Instant, patience: Duration) -> Result<(), Refusal> {
         match &mut self.link {
-            Link::Connecting(_, since) | Link::Greeting(_, since) if now - *since > patience => Err(silent()),
+            Link::Connecting(_, since) | Link::Securing(_, since) | Link::Greeting(_, since)
+                if now - *since > patience =>
+            {
+                Err(silent())
+            }
             Link::Ready(connection) => {
                 if self.requests.oldest().is_some_and(|sent| now - sent.max(self.heard) > patience) {
                     return Err(silent());
@@ -354,27 +387,4 @@ impl<P: Protocol> Server<P> {
         handles.slot_mut(handle).state = super::handles::State::Leaving;
         handles.push(&mut self.leaving, handle);
     }
-}
-
-fn unreachable(error: &io::Error) -> Refusal {
-    let remedy = match error.kind() {
-        io::ErrorKind::ConnectionRefused => "no one listens there: start the server, or correct the port",
-        _ => "it cannot be reached: check the address and the network",
-    };
-    (OpenErrorKind::Unreachable, format!("{remedy} ({})", plain(error)))
-}
-
-/// The connection ended by itself.
-pub(crate) fn ended(error: &io::Error) -> Refusal {
-    (OpenErrorKind::Unreachable, format!("it ended the connection ({}): see its log", plain(error)))
-}
-
-fn silent() -> Refusal {
-    (OpenErrorKind::Unreachable, "it does not answer: see whether it is overloaded, stopped, or cut off".into())
-}
-
-/// As the system says it, without its number.
-pub(crate) fn plain(error: &io::Error) -> String {
-    let text = error.to_string();
-    text.split(" (os error").next().unwrap_or_default().to_lowercase()
 }

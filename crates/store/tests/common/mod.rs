@@ -1,7 +1,10 @@
 //! Servers to test against: memcached and Redis as the distribution has them, on ports of their own.
 #![allow(dead_code, reason = "each test program uses a part")]
 
+#[path = "../../../server/tests/common/certificates.rs"]
+pub mod certificates;
 pub mod contract;
+pub mod lender;
 pub mod proxy;
 
 use std::net::{TcpListener, TcpStream};
