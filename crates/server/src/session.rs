@@ -132,8 +132,8 @@ impl Session {
         let shared = cx.shared;
         let received = Received::decode(bytes).map_err(|_| Code::Malformed)?;
         let version = received.hello.versions.common().ok_or(Code::Version)?;
-        if !shared.token.is_empty() && !received.knows_token(&shared.token, &self.challenge) {
-            return Err(Code::Token);
+        if !received.knows_token(&shared.token, &self.challenge) {
+            return Err(if shared.token.is_empty() { Code::NoToken } else { Code::Token });
         }
         let (seat, existed) = shared.tenants.enter(&received, &shared.token, &self.challenge, cx.now)?;
         debug_assert_eq!(version, VERSION);

@@ -92,7 +92,7 @@ fn contract() {
 fn servers_that_refuse_are_named_in_a_line() {
     let lender = Lender::start(16 << 20, |config| config.token = b"a token of sixteen or more".to_vec());
     let url = format!("tcp://127.0.0.1:{}", lender.port);
-    assert!(refusal(&url).contains("the token is not the server's"));
+    assert!(refusal(&url).contains("it wants a token: name a file that has it with token-file="));
     let file = std::env::temp_dir().join(format!("spillway-token-{}", std::process::id()));
     std::fs::write(&file, "another token of sixteen or more\n").unwrap();
     assert!(refusal(&format!("{url}?token-file={}", file.display())).contains("the token is not the server's"));
@@ -100,6 +100,9 @@ fn servers_that_refuse_are_named_in_a_line() {
     let mut client = client(&format!("{url}?token-file={}", file.display()));
     let pages = put_all(&mut client, 0..10);
     assert_all(&mut client, &pages);
+    let open = Lender::start(16 << 20, |_| {});
+    let line = refusal(&format!("tcp://127.0.0.1:{}?token-file={}", open.port, file.display()));
+    assert!(line.contains("the server has no token, and the client gave one") && line.contains("leave token-file= out"));
     std::fs::remove_file(file).unwrap();
     assert!(refusal(&format!("redis://127.0.0.1:{}", lender.port)).contains("neither Redis nor Valkey"));
     assert!(refusal(&format!("memcached://127.0.0.1:{}", lender.port)).contains("it is no memcached"));
