@@ -19,6 +19,8 @@ pub struct Config {
     pub memory_bytes: u64,
     /// Which identical pages are kept once.
     pub dedupe: Dedupe,
+    /// Whether pages are kept compressed, where that saves memory.
+    pub compress: bool,
     /// What clients must know; empty for nothing.
     pub token: Vec<u8>,
     /// Where cold pages go when the memory is full.
@@ -78,6 +80,7 @@ impl Config {
             listen,
             memory_bytes,
             dedupe: Dedupe::default(),
+            compress: false,
             token: Vec::new(),
             spill: None,
             workers: std::thread::available_parallelism().map_or(1, usize::from),

@@ -240,7 +240,7 @@ impl Session {
         }
         let to = To { id, condition: cx.shared.condition() };
         self.output.head(|out| answer::got_head(out, to, work.heads.iter().copied()));
-        work.pins.drain(..).for_each(|pin| self.output.page(pin));
+        work.pins.drain(..).for_each(|pin| self.output.page(pin, &cx.shared.pool));
     }
 
     /// Answers a get whose pages were read from the spill file.
@@ -266,7 +266,7 @@ impl Session {
             if was_away.contains(&at) {
                 read.next().into_iter().for_each(|page| self.output.own(page));
             } else {
-                pins.next().into_iter().for_each(|pin| self.output.page(pin));
+                pins.next().into_iter().for_each(|pin| self.output.page(pin, &shared.pool));
             }
         }
     }

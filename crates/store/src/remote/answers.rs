@@ -11,10 +11,10 @@ use super::ops::{OpId, Ops, Stage};
 use super::protocol::{Body, Item, Protocol, Refusal};
 use super::requests::Asked;
 use super::server::{self, Link};
-use crate::codec::unpack;
 use crate::hash::PageHash;
 use crate::pool::OpenErrorKind;
 use crate::{Completion, Handle, StoreError};
+use spillway_codec::unpack;
 
 impl<P: Protocol> Remote<P> {
     /// Receives from one server and acts on it; an error ends the connection.
