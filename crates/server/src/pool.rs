@@ -20,7 +20,7 @@ use spillway_wire::{Content, Key, checksum};
 use crate::budget::{Budget, KEY_COST_BYTES};
 use crate::spill::Spill;
 use crate::sys::grains::{GRAIN_BYTES, WHOLE, grains_of};
-use crate::sys::pages::{Blank, Dead, Held, Pages, Pin};
+use crate::sys::pages::{Blank, Dead, Held, Identity, Pages, Pin};
 use crate::table::{Shard, Stored, Table};
 use crate::twins::Twins;
 use free::FreeList;
@@ -152,7 +152,7 @@ impl Pool {
             Content::Zero => Some(Stored::Zero),
             // Only with the checksum of zeros: any other tells the client that these are not the bytes it sent.
             Content::Bytes(page) if put.checksum == self.zero_checksum && is_zero(page) => Some(Stored::Zero),
-            Content::Bytes(page) => self.keep(put.checksum, scope, page, work).map(Stored::Page),
+            Content::Bytes(page) => self.keep(self.identity(put.checksum, scope, page), page, work).map(Stored::Page),
         };
         let Some(stored) = stored else { return self.overwrite(table, scope, put, work) };
         let is_zeros = stored == Stored::Zero;
@@ -178,13 +178,12 @@ impl Pool {
     }
 
     /// A reference to a page of these bytes: an identical one's, or a new one's. `None` when there is no room.
-    fn keep(&self, checksum: u64, scope: u32, page: &Page, work: &mut Work) -> Option<Held> {
-        let scope = if self.shared_scope { 0 } else { scope };
+    fn keep(&self, identity: Identity, page: &Page, work: &mut Work) -> Option<Held> {
         if let Some(twins) = &self.twins
-            && let Some(number) = twins.find(checksum, scope)
+            && let Some(number) = twins.find(&identity)
             && let Some(twin) = self.pages.try_hold(number)
         {
-            if self.is_same(&twin, checksum, scope, page) {
+            if self.is_same(&twin, &identity, page) {
                 return Some(twin);
             }
             self.release(twin, work);
@@ -198,7 +197,7 @@ impl Pool {
             None => self.free.take(&self.pages, &self.budget, grains)?,
         };
         self.pages.fill(&mut blank, bytes);
-        Some(self.publish(blank, checksum, scope))
+        Some(self.publish(blank, identity))
     }
 
     /// What is stored for a page. Twins were looked for before: they are told by the page itself, so it does not matter
@@ -223,10 +222,15 @@ impl Pool {
         Ok(page)
     }
 
-    fn publish(&self, blank: Blank, checksum: u64, scope: u32) -> Held {
-        let held = self.pages.publish(blank, checksum, scope);
+    fn identity(&self, checksum: u64, scope: u32, page: &Page) -> Identity {
+        let hash = self.twins.as_ref().map_or(0, |twins| twins.hash_of(page));
+        Identity { hash, checksum, scope: if self.shared_scope { 0 } else { scope } }
+    }
+
+    fn publish(&self, blank: Blank, identity: Identity) -> Held {
+        let held = self.pages.publish(blank, identity);
         if let Some(twins) = &self.twins {
-            twins.insert(checksum, scope, held.number());
+            twins.insert(&identity, held.number());
         }
         self.counts.distinct.fetch_add(1, Relaxed);
         self.counts.grains.fetch_add(self.pages.grains(held.number()).into(), Relaxed);
@@ -235,9 +239,8 @@ impl Pool {
 
     /// Whether these are the same bytes for those who may know. Pages that are away are not: nobody waits for a disk to
     /// find out.
-    fn is_same(&self, twin: &Held, checksum: u64, scope: u32, page: &Page) -> bool {
-        let number = twin.number();
-        if self.pages.scope(number) != scope || self.pages.checksum(number) != checksum {
+    fn is_same(&self, twin: &Held, identity: &Identity, page: &Page) -> bool {
+        if self.pages.identity(twin.number()) != *identity {
             return false;
         }
         let Some(pin) = self.pages.pin(twin) else { return false };
@@ -250,7 +253,7 @@ impl Pool {
     /// With no room left, puts new bytes where the old ones are, if they fit and nobody else needs those.
     fn overwrite(&self, table: &Table, scope: u32, put: &PutPage<'_>, work: &mut Work) -> PageStatus {
         let Content::Bytes(page) = put.content else { return PageStatus::Full };
-        let scope = if self.shared_scope { 0 } else { scope };
+        let identity = self.identity(put.checksum, scope, page);
         let bytes = self.pack(page, &mut work.codec);
         let grains = grains_of(bytes.len());
         table.with(put.key, |stored| {
@@ -265,7 +268,7 @@ impl Pool {
                 self.free.give_back_place(rest);
             }
             self.pages.fill(&mut blank, bytes);
-            *held = self.publish(blank, put.checksum, scope);
+            *held = self.publish(blank, identity);
             PageStatus::Ok
         })
     }
@@ -281,7 +284,7 @@ impl Pool {
             self.note_away(number);
         }
         if let Some(twins) = &self.twins {
-            twins.remove(self.pages.checksum(number), self.pages.scope(number), number);
+            twins.remove(&self.pages.identity(number), number);
         }
     }
 

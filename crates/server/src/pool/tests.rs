@@ -300,6 +300,43 @@ fn pages_with_equal_checksums_and_other_bytes_are_not_shared() {
     work.pins.drain(..).for_each(|pin| pool.unpin(pin));
 }
 
+/// The hash proposes; bytes decide.
+#[test]
+fn pages_whose_hashes_collide_are_not_shared() {
+    let mut pool = Pool::new(MIB, Dedupe::Everyone, false, None).unwrap();
+    pool.twins = Some(Twins::weak(1));
+    let (table, mut work) = (Table::new(), Work::default());
+    let (one, two) = (page(1), page(2));
+    // With one checksum, too: whoever makes them collide may choose it.
+    for (index, bytes) in [(0, &one), (1, &two), (2, &one), (3, &two)] {
+        let mut frame = Vec::new();
+        request::put(&mut frame, 0, &[PutPage { key: key(index), checksum: 5, content: Content::Bytes(bytes) }]);
+        let Ok(Some((Request { body: RequestBody::Put(puts), .. }, _))) = Request::decode(&frame) else { panic!() };
+        pool.put(&table, 1, puts, &mut work);
+    }
+    for (index, number) in [(0, 1), (1, 2), (2, 1), (3, 2)] {
+        pool.get(&table, [key(index)].into_iter(), &mut work);
+        let pin = work.pins.pop().expect("in the arena");
+        assert!(bytes_of(&pool, pin) == page(number));
+    }
+}
+
+/// Who gives its own bytes another page's checksum shares with nobody, and keeps nobody else from sharing.
+#[test]
+fn a_wrong_checksum_does_not_keep_others_from_sharing() {
+    let pool = Pool::new(MIB, Dedupe::Everyone, false, None).unwrap();
+    let (liar, honest, mut work) = (Table::new(), Table::new(), Work::default());
+    for index in 0..3 {
+        put(&pool, &honest, 1, &[(key(index), 7)], &mut work);
+        let mut frame = Vec::new();
+        let lie = PutPage { key: key(index), checksum: checksum(&page(7)), content: Content::Bytes(&page(8)) };
+        request::put(&mut frame, 0, &[lie]);
+        let Ok(Some((Request { body: RequestBody::Put(puts), .. }, _))) = Request::decode(&frame) else { panic!() };
+        pool.put(&liar, 2, puts, &mut work);
+    }
+    assert_eq!((pool.holdings().keys, pool.holdings().distinct), (6, 2));
+}
+
 /// Fifty images that share a base, a tenth of each rewritten: stored is hardly more than must be.
 #[test]
 fn images_with_a_common_base_take_its_room_once() {

@@ -30,12 +30,24 @@ const AWAY: u64 = 1 << 63;
 /// References at which identical pages are stored again rather than shared.
 const REFS_MAX: u64 = 1 << 31;
 
+/// What tells pages apart before their bytes do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    /// The server's own hash of the page, under a key that nobody else has; zero where no twins are looked for.
+    pub(crate) hash: u128,
+    /// What the client says is the checksum. Believed by nobody but that client.
+    pub(crate) checksum: u64,
+    /// Who may share it.
+    pub(crate) scope: u32,
+}
+
 /// What is known of a page. All zeros is a page that was never used.
-#[repr(C, align(32))]
+#[repr(C, align(16))]
 struct Meta {
     /// References, pins, and [`AWAY`].
     counts: AtomicU64,
     checksum: AtomicU64,
+    hash: [AtomicU64; 2],
     /// Who may share it.
     scope: AtomicU32,
     /// Its first grain in the arena, or its place outside while it is away.
@@ -48,7 +60,7 @@ struct Meta {
 
 /// Bytes that a page takes beside its content.
 pub(crate) const META_BYTES: u64 = size_of::<Meta>() as u64;
-const _: () = assert!(META_BYTES == 32);
+const _: () = assert!(META_BYTES == 48);
 
 /// A page that nobody else knows: its bytes may be written.
 #[derive(Debug)]
@@ -189,10 +201,13 @@ impl Pages {
     }
 
     /// Publishes a page, with one reference.
-    pub(crate) fn publish(&self, blank: Blank, checksum: u64, scope: u32) -> Held {
+    pub(crate) fn publish(&self, blank: Blank, identity: Identity) -> Held {
         let meta = self.meta(blank.0);
-        meta.checksum.store(checksum, Ordering::Relaxed);
-        meta.scope.store(scope, Ordering::Relaxed);
+        let [low, high] = halves(identity.hash);
+        meta.hash[0].store(low, Ordering::Relaxed);
+        meta.hash[1].store(high, Ordering::Relaxed);
+        meta.checksum.store(identity.checksum, Ordering::Relaxed);
+        meta.scope.store(identity.scope, Ordering::Relaxed);
         meta.used.store(1, Ordering::Relaxed);
         meta.counts.store(REF, Ordering::Release);
         Held(blank.0)
@@ -278,9 +293,15 @@ impl Pages {
         self.meta(number).checksum.load(Ordering::Relaxed)
     }
 
-    /// The scope that the page was published with.
-    pub(crate) fn scope(&self, number: NonZeroU32) -> u32 {
-        self.meta(number).scope.load(Ordering::Relaxed)
+    /// What the page was published with.
+    pub(crate) fn identity(&self, number: NonZeroU32) -> Identity {
+        let meta = self.meta(number);
+        let [low, high] = &meta.hash;
+        Identity {
+            hash: u128::from(high.load(Ordering::Relaxed)) << 64 | u128::from(low.load(Ordering::Relaxed)),
+            checksum: meta.checksum.load(Ordering::Relaxed),
+            scope: meta.scope.load(Ordering::Relaxed),
+        }
     }
 
     /// Notes that the page was got.
@@ -346,6 +367,11 @@ impl Pages {
         // and its fields are atomics.
         unsafe { self.metas.start().cast::<Meta>().add(number.get() as usize).as_ref() }
     }
+}
+
+/// The lower and the upper half.
+pub(crate) fn halves(hash: u128) -> [u64; 2] {
+    [hash, hash >> 64].map(|half| u64::try_from(half & u128::from(u64::MAX)).unwrap_or(0))
 }
 
 /// Bytes in so many grains.
