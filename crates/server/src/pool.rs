@@ -223,7 +223,7 @@ impl Pool {
     }
 
     fn identity(&self, checksum: u64, scope: u32, page: &Page) -> Identity {
-        let hash = self.twins.as_ref().map_or(0, |twins| twins.hash_of(page));
+        let hash = self.twins.as_ref().filter(|_| self.shared_scope).map_or(0, |twins| twins.hash_of(page));
         Identity { hash, checksum, scope: if self.shared_scope { 0 } else { scope } }
     }
 

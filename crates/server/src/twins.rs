@@ -4,8 +4,9 @@
 //! each hash; when two differ and collide, the later one is known. Then the other is not shared, which costs room and
 //! nothing else.
 //!
-//! The hash is the server's own, under a key that is drawn when it starts. A client chooses its pages and may lie about
-//! their checksums, but can neither make its page collide with another's nor take the place of one.
+//! Pages of one tenant are found by their checksums: who lies about its own hurts nobody else. Where tenants share, the
+//! server hashes pages itself, too, under a key that is drawn when it starts: a client can then neither make its page
+//! collide with another's nor take the place of one.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -13,10 +14,10 @@ use std::num::NonZeroU32;
 use std::sync::{Mutex, MutexGuard};
 
 use spillway_core::Page;
-use xxhash_rust::xxh3::xxh3_128_with_secret;
+use xxhash_rust::xxh3::xxh3_64_with_secret;
 
 use crate::mix::Mix;
-use crate::sys::pages::{Identity, halves};
+use crate::sys::pages::Identity;
 use crate::table::shrink;
 
 /// Enough that threads rarely meet in one.
@@ -35,7 +36,7 @@ pub(crate) struct Twins {
     mix: Mix,
     secret: Box<[u8; SECRET_BYTES]>,
     /// Bits of the hash that count; all but in tests, which make pages collide on purpose.
-    mask: u128,
+    mask: u64,
     shards: Box<[Mutex<Shard>]>,
 }
 
@@ -45,17 +46,17 @@ impl Twins {
     pub(crate) fn new() -> Self {
         let mut secret = Box::new([0; SECRET_BYTES]);
         getrandom::fill(&mut *secret).expect("getrandom(2) fails only before the system is up");
-        Self { mix: Mix::random(), secret, mask: u128::MAX, shards: (0..SHARDS).map(|_| Mutex::default()).collect() }
+        Self { mix: Mix::random(), secret, mask: u64::MAX, shards: (0..SHARDS).map(|_| Mutex::default()).collect() }
     }
 
     #[cfg(test)]
-    pub(crate) fn weak(mask: u128) -> Self {
+    pub(crate) fn weak(mask: u64) -> Self {
         Self { mask, ..Self::new() }
     }
 
-    /// The hash that pages are found by.
-    pub(crate) fn hash_of(&self, page: &Page) -> u128 {
-        xxh3_128_with_secret(page, &*self.secret) & self.mask
+    /// What pages of several tenants are found by, beside their checksums.
+    pub(crate) fn hash_of(&self, page: &Page) -> u64 {
+        xxh3_64_with_secret(page, &*self.secret) & self.mask
     }
 
     /// A page that may be this one, if there is one.
@@ -80,10 +81,9 @@ impl Twins {
         }
     }
 
-    /// Half of the hash is enough to find by: the other half is compared before any bytes are. With the checksum, so that
-    /// whoever lies about that finds only what was put with the same lie.
+    /// With the checksum, so that whoever lies about that finds only what was put with the same lie.
     fn key(&self, identity: &Identity) -> u64 {
-        self.mix.of(halves(identity.hash)[0] ^ self.mix.of(identity.checksum, 0), identity.scope.into())
+        self.mix.of(identity.hash ^ self.mix.of(identity.checksum, 0), identity.scope.into())
     }
 
     fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {
@@ -119,7 +119,7 @@ impl Hasher for AsIs {
 mod tests {
     use super::*;
 
-    fn identity(hash: u128, checksum: u64, scope: u32) -> Identity {
+    fn identity(hash: u64, checksum: u64, scope: u32) -> Identity {
         Identity { hash, checksum, scope }
     }
 
@@ -147,7 +147,6 @@ mod tests {
         assert_eq!(one.hash_of(&page), hash);
         assert_ne!(two.hash_of(&page), hash);
         page[4095] ^= 1;
-        let other = one.hash_of(&page);
-        assert!(halves(hash)[0] != halves(other)[0] && halves(hash)[1] != halves(other)[1]);
+        assert_ne!(one.hash_of(&page), hash);
     }
 }

@@ -199,7 +199,7 @@ fn compressed_pages_come_back_and_take_less() {
     // Of each page in four, three quarters are noise; of the others, none.
     let content = |index: u32| {
         let mut page = [index.to_le_bytes()[0]; 4096];
-        let noisy = if index % 4 == 0 { 3072 } else { 8 };
+        let noisy = if index.is_multiple_of(4) { 3072 } else { 8 };
         let mut noise = u64::from(index) + 1;
         for word in page[..noisy].as_chunks_mut::<8>().0 {
             noise = noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

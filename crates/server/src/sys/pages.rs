@@ -33,8 +33,8 @@ const REFS_MAX: u64 = 1 << 31;
 /// What tells pages apart before their bytes do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
-    /// The server's own hash of the page, under a key that nobody else has; zero where no twins are looked for.
-    pub(crate) hash: u128,
+    /// The server's own hash of the page, under a key that nobody else has; zero where only one tenant may share it.
+    pub(crate) hash: u64,
     /// What the client says is the checksum. Believed by nobody but that client.
     pub(crate) checksum: u64,
     /// Who may share it.
@@ -42,12 +42,12 @@ pub(crate) struct Identity {
 }
 
 /// What is known of a page. All zeros is a page that was never used.
-#[repr(C, align(16))]
+#[repr(C)]
 struct Meta {
     /// References, pins, and [`AWAY`].
     counts: AtomicU64,
     checksum: AtomicU64,
-    hash: [AtomicU64; 2],
+    hash: AtomicU64,
     /// Who may share it.
     scope: AtomicU32,
     /// Its first grain in the arena, or its place outside while it is away.
@@ -60,7 +60,7 @@ struct Meta {
 
 /// Bytes that a page takes beside its content.
 pub(crate) const META_BYTES: u64 = size_of::<Meta>() as u64;
-const _: () = assert!(META_BYTES == 48);
+const _: () = assert!(META_BYTES == 40);
 
 /// A page that nobody else knows: its bytes may be written.
 #[derive(Debug)]
@@ -203,9 +203,7 @@ impl Pages {
     /// Publishes a page, with one reference.
     pub(crate) fn publish(&self, blank: Blank, identity: Identity) -> Held {
         let meta = self.meta(blank.0);
-        let [low, high] = halves(identity.hash);
-        meta.hash[0].store(low, Ordering::Relaxed);
-        meta.hash[1].store(high, Ordering::Relaxed);
+        meta.hash.store(identity.hash, Ordering::Relaxed);
         meta.checksum.store(identity.checksum, Ordering::Relaxed);
         meta.scope.store(identity.scope, Ordering::Relaxed);
         meta.used.store(1, Ordering::Relaxed);
@@ -296,9 +294,8 @@ impl Pages {
     /// What the page was published with.
     pub(crate) fn identity(&self, number: NonZeroU32) -> Identity {
         let meta = self.meta(number);
-        let [low, high] = &meta.hash;
         Identity {
-            hash: u128::from(high.load(Ordering::Relaxed)) << 64 | u128::from(low.load(Ordering::Relaxed)),
+            hash: meta.hash.load(Ordering::Relaxed),
             checksum: meta.checksum.load(Ordering::Relaxed),
             scope: meta.scope.load(Ordering::Relaxed),
         }
@@ -367,11 +364,6 @@ impl Pages {
         // and its fields are atomics.
         unsafe { self.metas.start().cast::<Meta>().add(number.get() as usize).as_ref() }
     }
-}
-
-/// The lower and the upper half.
-pub(crate) fn halves(hash: u128) -> [u64; 2] {
-    [hash, hash >> 64].map(|half| u64::try_from(half & u128::from(u64::MAX)).unwrap_or(0))
 }
 
 /// Bytes in so many grains.
