@@ -52,7 +52,7 @@ def lost_in_time(target, seconds):
 
 def test_a_server_that_is_killed_and_started_anew(holder, spillway, servers):
     server = servers.spillway()
-    target, attached, entry = holder(f"tcp://{server.address}?deadline=100ms")
+    target, attached, entry = holder(f"tcp://{server.address}?deadline=1s")
     server.kill()
     # Not all of them: some are to be asked of the new server.
     right, wrong, lost = counted(target, "count 96")
@@ -89,6 +89,18 @@ def test_a_cache_that_is_killed(holder, servers, kind):
     target, _, _ = holder(f"{kind}://{server.address}?deadline=1s")
     server.kill()
     assert lost_in_time(target, 6) > 0
+
+
+def test_detaching_from_a_dead_server_ends(holder, spillway, servers):
+    server = servers.spillway()
+    target, attached, _ = holder(f"tcp://{server.address}?deadline=1s")
+    server.kill()
+    began = time.monotonic()
+    spillway.detach(target.pid)
+    attached.finish(timeout=20)
+    assert time.monotonic() - began < 15
+    right, wrong, lost = counted(target)
+    assert (wrong, right + lost) == (0, PAGES) and lost > 0
 
 
 def test_a_program_under_run_is_ended_by_a_loss(processes, spillway, build, servers):

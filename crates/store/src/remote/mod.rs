@@ -41,6 +41,8 @@ const TICK_TROUBLED: Duration = Duration::from_millis(20);
 /// How long a server may be silent while something is asked of it, unless the deadline is shorter: with a tick, a second.
 /// A server that is only slow is asked again over a new connection, which costs little.
 const PATIENCE_MAX: Duration = Duration::from_millis(800);
+/// The least patience with a server, however near the deadline: a busy host may not run it for a while.
+const PATIENCE_MIN: Duration = Duration::from_millis(200);
 /// How long making a connection may take. A server that others keep busy must not be taken for one that is away.
 const GREETING_MAX: Duration = Duration::from_secs(3);
 
@@ -132,9 +134,9 @@ impl<P: Protocol> Remote<P> {
         Ok(())
     }
 
-    /// A wait that leaves time for others before the deadline.
+    /// A wait that leaves time for others before the deadline, if that is not very near.
     fn at_most(&self, longest: Duration) -> Duration {
-        longest.min(self.settings.deadline / 3)
+        longest.min((self.settings.deadline / 3).max(PATIENCE_MIN))
     }
 
     fn set_tick(&mut self, tick: Duration) {
@@ -192,8 +194,9 @@ impl<P: Protocol> Remote<P> {
         let server = usize::from(self.handles.slot(handle).server);
         let now = Instant::now();
         if self.servers[server].is_gone(now, self.settings.deadline) {
-            // Whoever wants it now has waited long enough, or others for it. Ahead of that it may still come back.
-            return Err(if urgency == Urgency::Demand { StoreError::Lost } else { StoreError::Unavailable });
+            // Others have waited for it long enough. What is only fetched ahead is lost, too: who brings all pages home would
+            // ask for ever.
+            return Err(StoreError::Lost);
         }
         let deadline = now + self.settings.deadline;
         let Some(op) = self.ops.get(handle, urgency, deadline) else { return Err(StoreError::Unavailable) };
