@@ -123,7 +123,7 @@ impl<P: Protocol> Remote<P> {
         let mut expirations = [0; 8];
         let _ = rustix::io::read(&self.timer, &mut expirations);
         let (patience, greeting) = (self.at_most(PATIENCE_MAX), self.at_most(GREETING_MAX));
-        if now.saturating_duration_since(self.next_tick) > patience / 2 {
+        if now.saturating_duration_since(self.next_tick) > TICK_CALM * 2 {
             // It was us who did not run: no silence of others follows from that.
             self.servers.iter_mut().for_each(|server| server.heard = now);
         }
