@@ -2,7 +2,7 @@
 
 use spillway_core::PAGE_BYTES;
 
-#[path = "../../crates/store/src/lz4.rs"]
+#[path = "../../crates/codec/src/lz4.rs"]
 mod codec;
 
 /// Holds one input to it.

@@ -1,7 +1,8 @@
 //! Whatever a client sends over the life of a connection, the server answers in frames that a client can read, keeps no
 //! more than it may, and has nothing left when the client has gone.
 //!
-//! The first byte says how: bit 0, whether a right hello comes first; bit 1, whether the bytes arrive in pieces.
+//! The first byte says how: bit 0, whether a right hello comes first; bit 1, whether the bytes arrive in pieces;
+//! bit 2, whether tenants share pages; bit 3, whether pages are compressed.
 
 use spillway_server::rehearsal::Stage;
 use spillway_server::{Config, Dedupe};
@@ -16,6 +17,7 @@ pub fn check(bytes: &[u8]) {
     let Some((how, bytes)) = bytes.split_first() else { return };
     let mut config = Config::new(([127, 0, 0, 1], 0).into(), 1 << 20);
     config.dedupe = if how & 4 == 0 { Dedupe::Tenant } else { Dedupe::Everyone };
+    config.compress = how & 8 != 0;
     config.workers = 1;
     let Ok(stage) = Stage::new(config) else { return };
     let mut peer = stage.connect(CHALLENGE);

@@ -230,7 +230,7 @@ def test_tokens(spillway, unusable, servers, tmp_path):
     for parameters in ["", f"?token-file={wrong}"]:
         unusable(f"tcp://{address}{parameters}", "token")
     assert spillway.cli("run", f"--pool=tcp://{address}?token-file={right}", "--", "true").returncode == 0
-    unusable(f"tcp://{servers.spillway().address}?token-file={right}")
+    unusable(f"tcp://{servers.spillway().address}?token-file={right}", "the server has no token")
 
 
 def test_serve_refuses(spillway, servers, tmp_path):
@@ -266,6 +266,21 @@ def test_a_redis_with_a_password(spillway, unusable, servers):
     for password in ["", ":wrong@"]:
         unusable(f"redis://{password}{address}", "password")
     assert spillway.cli("run", f"--pool=redis://:open-sesame@{address}", "--", "true").returncode == 0
+
+
+def test_a_server_that_compresses(processes, spillway, build, servers):
+    server = servers.spillway(memory="64M", options=["--compress"])
+    pool = f"tcp://{server.address}"
+    target = Program(processes, [build("fill"), 32]).ready()
+    attached = spillway.attach(target.pid, "8M", "--pool", pool)
+    spillway.settled(target.pid)
+    for command in ["verify", "rewrite", "fork", "verify"]:
+        target.ask(command)
+    done = spillway.cli("pool", "status", "--json", pool)
+    (told,) = json.loads(done.stdout)
+    assert 0 < told["stored_bytes"] <= told["distinct_pages"] * 4096 and told["spilled_pages"] == 0, told
+    let_go(attached)
+    target.unharmed()
 
 
 def test_what_a_server_holds_is_told_and_given_back(processes, spillway, build, servers):

@@ -35,6 +35,9 @@ pub(crate) struct Args {
     /// How large that file may get
     #[arg(long, value_name = "SIZE", requires = "spill")]
     spill_size: Option<String>,
+    /// Keep pages compressed (lz4): room for more of them, and more CPU time for each
+    #[arg(long)]
+    compress: bool,
     /// Keep identical pages as often as they come
     #[arg(long, conflicts_with = "dedupe_across_tenants")]
     no_dedupe: bool,
@@ -96,6 +99,7 @@ fn config(args: &Args) -> Result<Config, Failure> {
     }
     let mut config = Config::new(listen, memory(args.memory.as_deref())?);
     (config.token, config.tls) = (token, tls);
+    config.compress = args.compress;
     config.dedupe = match (args.no_dedupe, args.dedupe_across_tenants) {
         (true, _) => Dedupe::Off,
         (_, true) => Dedupe::Everyone,

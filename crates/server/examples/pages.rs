@@ -2,10 +2,13 @@
 //!
 //!     pages spillway|memcached ADDRESS fill|put|get --pages N --seconds S [--depth 32] [--batch 16] [--connections 4]
 //!           [--tls-ca FILE]
+//!     pages spillway ADDRESS images --pages N --images I
 //!
 //! Everything but the words on the wire is the same for both: one thread, blocking sockets served in turn, requests
 //! written a batch at a time, answers read into one large buffer, pages checked by their first and last word. Prints one
-//! line of JSON. `fill` writes each page once, in order; `put` and `get` choose at random.
+//! line of JSON. `fill` writes each page once, in order; `put` and `get` choose at random. A share of each page, `--noise`,
+//! is noise, and the rest one byte: noise does not compress. `images` writes I images of N pages, a random tenth of each
+//! written anew and the rest the same in all, and says how many of the pages differ.
 
 use std::fmt::Write as _;
 use std::io::{Read, Write};
@@ -171,6 +174,7 @@ fn last_word(page: &Page) -> u64 {
 
 #[derive(Clone, Copy, PartialEq)]
 enum Work {
+    Images,
     Fill,
     Put,
     Get,
@@ -178,7 +182,10 @@ enum Work {
 
 struct Given {
     work: Work,
+    /// Of one image, too.
     pages: u32,
+    images: u32,
+    noise: f64,
     time: Duration,
     depth: usize,
     batch: usize,
@@ -199,6 +206,11 @@ struct Source {
     next: u32,
     batch: Vec<(u32, Page)>,
     keys: Vec<u32>,
+    /// What images have in common, and which pages of it any has.
+    base: Vec<Page>,
+    common: Vec<bool>,
+    /// Pages that differ from all others.
+    distinct: u64,
 }
 
 impl Source {
@@ -210,7 +222,7 @@ impl Source {
     }
 
     fn key(&mut self) -> u32 {
-        if self.given.work == Work::Fill {
+        if matches!(self.given.work, Work::Fill | Work::Images) {
             self.next += 1;
             return self.next - 1;
         }
@@ -220,6 +232,7 @@ impl Source {
     fn is_done(&self, began: Instant) -> bool {
         match self.given.work {
             Work::Fill => self.next >= self.given.pages,
+            Work::Images => self.next >= self.given.pages * self.given.images,
             Work::Put | Work::Get => began.elapsed() >= self.given.time,
         }
     }
@@ -235,6 +248,11 @@ impl Source {
             words.get(out, &self.keys);
             return;
         }
+        if self.given.work == Work::Images {
+            (0..self.given.batch).for_each(|at| self.image_page(at));
+            words.put(out, &self.batch);
+            return;
+        }
         for at in 0..self.given.batch {
             // Every page differs from every other, in its first word, and names its key in the last.
             let (key, word) = (self.key() % self.given.pages, self.random());
@@ -247,8 +265,33 @@ impl Source {
     }
 }
 
-/// Pages done and the time it took.
-fn drive(words: &mut impl Words, address: &str, tls: Option<&Client>, given: Given) -> Fallible<(u64, Duration)> {
+impl Source {
+    /// The next page of an image.
+    fn image_page(&mut self, at: usize) {
+        let number = self.key();
+        let index = (number % self.given.pages) as usize;
+        if self.random().is_multiple_of(10) {
+            let mut noise = self.random();
+            let (slot, page) = &mut self.batch[at];
+            *slot = number;
+            make_noise(&mut noise, page);
+            self.distinct += 1;
+        } else {
+            self.batch[at] = (number, self.base[index]);
+            self.distinct += u64::from(!std::mem::replace(&mut self.common[index], true));
+        }
+    }
+}
+
+fn make_noise(state: &mut u64, bytes: &mut [u8]) {
+    for word in bytes.as_chunks_mut::<8>().0 {
+        *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        *word = (*state ^ *state >> 29).to_le_bytes();
+    }
+}
+
+/// Pages done, the time it took, and how many pages differ where that is known.
+fn drive(words: &mut impl Words, address: &str, tls: Option<&Client>, given: Given) -> Fallible<(u64, Duration, u64)> {
     let mut connections = Vec::new();
     for _ in 0..given.connections {
         let socket = TcpStream::connect(address)?;
@@ -261,13 +304,13 @@ fn drive(words: &mut impl Words, address: &str, tls: Option<&Client>, given: Giv
         connections.push(Connection { stream, buffer: vec![0; BUFFER_BYTES], filled: 0, outstanding: 0 });
     }
     let mut filler = 0x9e37_79b9_7f4a_7c15u64;
-    let mut page = [0; PAGE_BYTES];
-    for word in page.as_chunks_mut::<8>().0 {
-        filler = filler.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        *word = filler.to_le_bytes();
-    }
-    let batch = vec![(0, page); given.batch];
-    let mut source = Source { given, random: filler | 1, next: 0, batch, keys: Vec::new() };
+    let mut page = [7; PAGE_BYTES];
+    let noisy = (0..PAGE_BYTES).filter(|at| (*at as f64) < given.noise * PAGE_BYTES as f64).count();
+    make_noise(&mut filler, &mut page[..noisy]);
+    let mut base = vec![[0; PAGE_BYTES]; if given.work == Work::Images { given.pages as usize } else { 0 }];
+    base.iter_mut().for_each(|page| make_noise(&mut filler, page));
+    let (batch, common) = (vec![(0, page); given.batch], vec![false; base.len()]);
+    let mut source = Source { given, random: filler | 1, next: 0, batch, keys: Vec::new(), base, common, distinct: 0 };
     let (mut out, mut done, began) = (Vec::new(), 0, Instant::now());
     let mut bad = 0u64;
     loop {
@@ -309,7 +352,7 @@ fn drive(words: &mut impl Words, address: &str, tls: Option<&Client>, given: Giv
     if bad > 0 {
         return Err(format!("{bad} pages are wrong").into());
     }
-    Ok((done, began.elapsed()))
+    Ok((done, began.elapsed(), source.distinct))
 }
 
 fn main() -> Fallible<()> {
@@ -327,12 +370,15 @@ fn main() -> Fallible<()> {
         |name: &str, default: u32| -> Fallible<u32> { Ok(format!("{:.0}", option(name, default.into())?).parse()?) };
     let given = Given {
         work: match work.as_str() {
+            "images" => Work::Images,
             "fill" => Work::Fill,
             "put" => Work::Put,
             "get" => Work::Get,
-            _ => return Err(format!("`{work}` is none of fill, put, get").into()),
+            _ => return Err(format!("`{work}` is none of images, fill, put, get").into()),
         },
         pages: number("--pages", 65_536)?,
+        images: number("--images", 50)?,
+        noise: option("--noise", 1.0)?,
         time: Duration::from_secs_f64(option("--seconds", 2.0)?),
         depth: number("--depth", 32)? as usize,
         batch: number("--batch", 16)? as usize,
@@ -346,11 +392,11 @@ fn main() -> Fallible<()> {
         }
         None => None,
     };
-    let (pages, took) = match server.as_str() {
+    let (pages, took, distinct) = match server.as_str() {
         "spillway" => drive(&mut Spillway, address, tls.as_ref(), given)?,
         "memcached" => drive(&mut Memcached, address, tls.as_ref(), given)?,
         _ => return Err(format!("`{server}` is neither spillway nor memcached").into()),
     };
-    println!("{{\"pages\": {pages}, \"seconds\": {}}}", took.as_secs_f64());
+    println!("{{\"pages\": {pages}, \"seconds\": {}, \"distinct\": {distinct}}}", took.as_secs_f64());
     Ok(())
 }

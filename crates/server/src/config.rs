@@ -21,6 +21,8 @@ pub struct Config {
     pub memory_bytes: u64,
     /// Which identical pages are kept once.
     pub dedupe: Dedupe,
+    /// Whether pages are kept compressed, where that saves memory.
+    pub compress: bool,
     /// What clients must know; empty for nothing.
     pub token: Vec<u8>,
     /// How connections are encrypted, and whose are taken; `None` for plain ones.
@@ -82,6 +84,7 @@ impl Config {
             listen,
             memory_bytes,
             dedupe: Dedupe::default(),
+            compress: false,
             token: Vec::new(),
             tls: None,
             spill: None,

@@ -128,6 +128,7 @@ fn write_away(pool: &Pool, spill: &Spill, held: &Held) -> Result<bool, Refused> 
     };
     match pool.pages.send_away(pin, place) {
         Ok(mut loose) => {
+            pool.note_away(held.number());
             pool.pages.wipe_place(&mut loose);
             pool.free.give_back_place(loose);
             pool.unpin_away(held.number());

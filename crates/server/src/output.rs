@@ -16,7 +16,7 @@ enum Part {
     Head(usize),
     /// A page of the arena.
     Page(Pin),
-    /// A page that was read from the spill file.
+    /// A page that was read from the spill file, or unpacked.
     Own(Box<Page>),
 }
 
@@ -50,10 +50,15 @@ impl Output {
         }
     }
 
-    /// Appends a page; the pin is held until it was sent.
-    pub(crate) fn page(&mut self, pin: Pin) {
-        self.queued += size_of::<Page>();
-        self.parts.push_back(Part::Page(pin));
+    /// Appends a page; the pin is held until it was sent, unless the page must be unpacked.
+    pub(crate) fn page(&mut self, pin: Pin, pool: &Pool) {
+        match pool.unpacked(pin) {
+            Ok(page) => self.own(page),
+            Err(pin) => {
+                self.queued += size_of::<Page>();
+                self.parts.push_back(Part::Page(pin));
+            }
+        }
     }
 
     /// Appends a page that is nowhere else.

@@ -33,11 +33,7 @@ impl Parked {
     pub(crate) fn read(&mut self, pool: &Pool) {
         for (at, held) in &self.away {
             let mut page = Box::new([0; PAGE_BYTES]);
-            let read = match (&pool.spill, pool.pages.elsewhere(held)) {
-                (Some(spill), Some(place)) => spill.read(place, &mut page).is_ok(),
-                _ => false,
-            };
-            if read {
+            if read(pool, held, &mut page).is_some() {
                 self.read.push(page);
             } else {
                 self.heads[*at].what = Got::Not(PageStatus::Corrupt);
@@ -50,4 +46,13 @@ impl Parked {
         self.pins.into_iter().for_each(|pin| pool.unpin(pin));
         self.away.into_iter().for_each(|(_, held)| pool.let_go(held));
     }
+}
+
+/// Reads a page that is away; `None` when it cannot be had intact.
+fn read(pool: &Pool, held: &Held, into: &mut Page) -> Option<()> {
+    let (spill, place) = (pool.spill.as_ref()?, pool.pages.elsewhere(held)?);
+    let mut stored = [0; PAGE_BYTES];
+    let stored = stored.get_mut(..pool.pages.stored_bytes(held))?;
+    spill.read(place, stored).ok()?;
+    spillway_codec::unpack(stored, into).ok()
 }

@@ -11,15 +11,16 @@ use std::io;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use spillway_core::Page;
-use spillway_store::is_zero;
+use spillway_codec::{Codec, Compression, is_zero, same, unpack};
+use spillway_core::{PAGE_BYTES, Page};
 use spillway_wire::answer::{Got, GotHead, PageStatus};
 use spillway_wire::request::{PutPage, Puts, Range};
 use spillway_wire::{Content, Key, checksum};
 
 use crate::budget::{Budget, KEY_COST_BYTES};
 use crate::spill::Spill;
-use crate::sys::pages::{Blank, Dead, Held, Pages, Pin};
+use crate::sys::grains::{GRAIN_BYTES, WHOLE, grains_of};
+use crate::sys::pages::{Blank, Dead, Held, Identity, Pages, Pin};
 use crate::table::{Shard, Stored, Table};
 use crate::twins::Twins;
 use free::FreeList;
@@ -50,7 +51,9 @@ pub(crate) struct Work {
     pub(crate) pins: Vec<Pin>,
     /// References to the pages of the last get that are away, and where in `heads` they are.
     pub(crate) away: Vec<(usize, Held)>,
-    /// Blank pages with what the tenant of this scope had in them.
+    /// What compresses, once a page had to be.
+    codec: Option<Codec>,
+    /// Blank pages of all grains that a page may have, with what the tenant of this scope had in them.
     stash: Vec<Blank>,
     stash_scope: u32,
 }
@@ -61,6 +64,7 @@ struct Counts {
     keys: AtomicU64,
     zeros: AtomicU64,
     distinct: AtomicU64,
+    grains: AtomicU64,
     served: AtomicU64,
 }
 
@@ -70,6 +74,8 @@ pub(crate) struct Holdings {
     pub(crate) keys: u64,
     pub(crate) zeros: u64,
     pub(crate) distinct: u64,
+    /// Bytes of DRAM that the distinct pages take.
+    pub(crate) stored_bytes: u64,
     pub(crate) served: u64,
 }
 
@@ -81,22 +87,26 @@ pub(crate) struct Pool {
     pub(crate) spill: Option<Spill>,
     twins: Option<Twins>,
     shared_scope: bool,
+    compress: bool,
     zero_checksum: u64,
     counts: Counts,
 }
 
 impl Pool {
-    pub(crate) fn new(memory_bytes: u64, dedupe: Dedupe, spill: Option<Spill>) -> io::Result<Self> {
-        let places = memory_bytes / spillway_core::PAGE_BYTES_U64;
-        let places = u32::try_from(places).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
+    /// Keeps pages as they are, or compressed where that saves grains.
+    pub(crate) fn new(memory_bytes: u64, dedupe: Dedupe, compress: bool, spill: Option<Spill>) -> io::Result<Self> {
+        // As many as there could be if each page took one grain; what of it is never used costs nothing.
+        let numbers = memory_bytes / if compress { GRAIN_BYTES.into() } else { spillway_core::PAGE_BYTES_U64 };
         let away = spill.as_ref().map_or(0, Spill::capacity_pages);
+        let (pages, grains) = Pages::new(memory_bytes, numbers, away)?;
         Ok(Self {
-            pages: Pages::new(places, away)?,
-            free: FreeList::default(),
+            pages,
+            free: FreeList::new(grains),
             budget: Budget::new(memory_bytes),
             spill,
             twins: (dedupe != Dedupe::Off).then(Twins::new),
             shared_scope: dedupe == Dedupe::Everyone,
+            compress,
             zero_checksum: checksum(&[0; spillway_core::PAGE_BYTES]),
             counts: Counts::default(),
         })
@@ -115,11 +125,12 @@ impl Pool {
     }
 
     pub(crate) fn holdings(&self) -> Holdings {
-        let Counts { keys, zeros, distinct, served } = &self.counts;
+        let Counts { keys, zeros, distinct, grains, served } = &self.counts;
         Holdings {
             keys: keys.load(Relaxed),
             zeros: zeros.load(Relaxed),
             distinct: distinct.load(Relaxed),
+            stored_bytes: grains.load(Relaxed) * u64::from(GRAIN_BYTES),
             served: served.load(Relaxed),
         }
     }
@@ -141,9 +152,9 @@ impl Pool {
             Content::Zero => Some(Stored::Zero),
             // Only with the checksum of zeros: any other tells the client that these are not the bytes it sent.
             Content::Bytes(page) if put.checksum == self.zero_checksum && is_zero(page) => Some(Stored::Zero),
-            Content::Bytes(page) => self.keep(put.checksum, scope, page, work).map(Stored::Page),
+            Content::Bytes(page) => self.keep(self.identity(put.checksum, scope, page), page, work).map(Stored::Page),
         };
-        let Some(stored) = stored else { return self.overwrite(table, scope, put) };
+        let Some(stored) = stored else { return self.overwrite(table, scope, put, work) };
         let is_zeros = stored == Stored::Zero;
         let room = || self.free.take_bytes(&self.pages, &self.budget, KEY_COST_BYTES);
         match table.insert(put.key, stored, room) {
@@ -167,67 +178,113 @@ impl Pool {
     }
 
     /// A reference to a page of these bytes: an identical one's, or a new one's. `None` when there is no room.
-    fn keep(&self, checksum: u64, scope: u32, page: &Page, work: &mut Work) -> Option<Held> {
-        let scope = if self.shared_scope { 0 } else { scope };
+    fn keep(&self, identity: Identity, page: &Page, work: &mut Work) -> Option<Held> {
         if let Some(twins) = &self.twins
-            && let Some(number) = twins.find(checksum, scope)
+            && let Some(number) = twins.find(&identity)
             && let Some(twin) = self.pages.try_hold(number)
         {
-            if self.is_same(&twin, checksum, scope, page) {
+            if self.is_same(&twin, &identity, page) {
                 return Some(twin);
             }
             self.release(twin, work);
         }
-        let mut blank = match work.stash.pop() {
+        let Work { codec, stash, .. } = work;
+        let bytes = self.pack(page, codec);
+        let grains = grains_of(bytes.len());
+        let stashed = if grains == WHOLE { stash.pop() } else { None };
+        let mut blank = match stashed {
             Some(blank) => blank,
-            None => self.free.take(&self.pages, &self.budget)?,
+            None => self.free.take(&self.pages, &self.budget, grains)?,
         };
-        self.pages.fill(&mut blank, page);
-        Some(self.publish(blank, checksum, scope))
+        self.pages.fill(&mut blank, bytes);
+        Some(self.publish(blank, identity))
     }
 
-    fn publish(&self, blank: Blank, checksum: u64, scope: u32) -> Held {
-        let held = self.pages.publish(blank, checksum, scope);
+    /// What is stored for a page. Twins were looked for before: they are told by the page itself, so it does not matter
+    /// whether compression gives the same bytes each time, and a page that is there already is not compressed.
+    fn pack<'a>(&self, page: &'a Page, codec: &'a mut Option<Codec>) -> &'a [u8] {
+        if !self.compress {
+            return page;
+        }
+        let packed = codec.get_or_insert_with(|| Codec::new(Compression::Lz4)).pack(page);
+        if grains_of(packed.len()) < WHOLE { packed } else { page }
+    }
+
+    /// The page behind a pin whose bytes are compressed; `Err` where they lie there as they are. Bytes that do not
+    /// decode any more are sent as far as they do: the client finds that they do not have the page's checksum.
+    pub(crate) fn unpacked(&self, pin: Pin) -> Result<Box<Page>, Pin> {
+        if self.pages.bytes(&pin).len() == PAGE_BYTES {
+            return Err(pin);
+        }
+        let mut page = Box::new([0; PAGE_BYTES]);
+        let _ = unpack(self.pages.bytes(&pin), &mut page);
+        self.unpin(pin);
+        Ok(page)
+    }
+
+    fn identity(&self, checksum: u64, scope: u32, page: &Page) -> Identity {
+        let hash = self.twins.as_ref().filter(|_| self.shared_scope).map_or(0, |twins| twins.hash_of(page));
+        Identity { hash, checksum, scope: if self.shared_scope { 0 } else { scope } }
+    }
+
+    fn publish(&self, blank: Blank, identity: Identity) -> Held {
+        let held = self.pages.publish(blank, identity);
         if let Some(twins) = &self.twins {
-            twins.insert(checksum, scope, held.number());
+            twins.insert(&identity, held.number());
         }
         self.counts.distinct.fetch_add(1, Relaxed);
+        self.counts.grains.fetch_add(self.pages.grains(held.number()).into(), Relaxed);
         held
     }
 
     /// Whether these are the same bytes for those who may know. Pages that are away are not: nobody waits for a disk to
     /// find out.
-    fn is_same(&self, twin: &Held, checksum: u64, scope: u32, page: &Page) -> bool {
-        let number = twin.number();
-        if self.pages.scope(number) != scope || self.pages.checksum(number) != checksum {
+    fn is_same(&self, twin: &Held, identity: &Identity, page: &Page) -> bool {
+        if self.pages.identity(twin.number()) != *identity {
             return false;
         }
         let Some(pin) = self.pages.pin(twin) else { return false };
-        let same = self.pages.bytes(&pin) == page;
+        let same = same(self.pages.bytes(&pin), page);
         let dead = self.pages.unpin(pin);
         debug_assert!(dead.is_none(), "the reference outlives the pin");
         same
     }
 
-    /// With no room left, puts new bytes where the old ones are, if nobody else needs those.
-    fn overwrite(&self, table: &Table, scope: u32, put: &PutPage<'_>) -> PageStatus {
+    /// With no room left, puts new bytes where the old ones are, if they fit and nobody else needs those.
+    fn overwrite(&self, table: &Table, scope: u32, put: &PutPage<'_>, work: &mut Work) -> PageStatus {
         let Content::Bytes(page) = put.content else { return PageStatus::Full };
-        let scope = if self.shared_scope { 0 } else { scope };
+        let identity = self.identity(put.checksum, scope, page);
+        let bytes = self.pack(page, &mut work.codec);
+        let grains = grains_of(bytes.len());
         table.with(put.key, |stored| {
             let Some(Stored::Page(held)) = stored else { return PageStatus::Full };
+            if self.pages.grains(held.number()) < grains {
+                return PageStatus::Full;
+            }
             let Some(mut blank) = self.pages.try_own(held) else { return PageStatus::Full };
-            self.forget(held.number());
-            self.pages.fill(&mut blank, page);
-            *held = self.publish(blank, put.checksum, scope);
+            self.forget(held.number(), true);
+            if let Some(mut rest) = self.pages.cut(&mut blank, grains) {
+                self.pages.wipe_place(&mut rest);
+                self.free.give_back_place(rest);
+            }
+            self.pages.fill(&mut blank, bytes);
+            *held = self.publish(blank, identity);
             PageStatus::Ok
         })
     }
 
     /// Takes a page that died out of the books.
-    fn forget(&self, number: NonZeroU32) {
+    fn forget_dead(&self, dead: &Dead) {
+        self.forget(dead.number(), matches!(dead, Dead::Here(_)));
+    }
+
+    fn forget(&self, number: NonZeroU32, is_here: bool) {
         self.counts.distinct.fetch_sub(1, Relaxed);
+        if is_here {
+            self.note_away(number);
+        }
         if let Some(twins) = &self.twins {
-            twins.remove(self.pages.checksum(number), self.pages.scope(number), number);
+            twins.remove(&self.pages.identity(number), number);
         }
     }
 
@@ -249,7 +306,7 @@ impl Pool {
                             self.pages.touch(held);
                             Got::Bytes
                         }
-                        None => self.note_away(held, heads.len(), away),
+                        None => self.ask_away(held, heads.len(), away),
                     };
                     GotHead { checksum: self.pages.checksum(held.number()), what }
                 }
@@ -258,7 +315,7 @@ impl Pool {
         });
     }
 
-    fn note_away(&self, held: &Held, at: usize, away: &mut Vec<(usize, Held)>) -> Got {
+    fn ask_away(&self, held: &Held, at: usize, away: &mut Vec<(usize, Held)>) -> Got {
         match self.pages.try_hold(held.number()) {
             Some(held) => {
                 away.push((at, held));
@@ -318,9 +375,11 @@ impl Pool {
     /// Lets a reference go whose page, if it dies, stays with this thread for the next puts of the same tenant.
     fn release(&self, held: Held, work: &mut Work) {
         let Some(dead) = self.pages.release(held) else { return };
-        self.forget(dead.number());
+        self.forget_dead(&dead);
         match dead {
-            Dead::Here(blank) if work.stash.len() < STASH_MAX => work.stash.push(blank),
+            Dead::Here(blank) if work.stash.len() < STASH_MAX && self.pages.grains(blank.number()) == WHOLE => {
+                work.stash.push(blank);
+            }
             dead => self.bury(dead),
         }
     }
@@ -328,7 +387,7 @@ impl Pool {
     /// Lets a reference go, on a thread that puts nothing.
     pub(crate) fn let_go(&self, held: Held) {
         if let Some(dead) = self.pages.release(held) {
-            self.forget(dead.number());
+            self.forget_dead(&dead);
             self.bury(dead);
         }
     }
@@ -336,15 +395,20 @@ impl Pool {
     /// Lets a pin go.
     pub(crate) fn unpin(&self, pin: Pin) {
         if let Some(dead) = self.pages.unpin(pin) {
-            self.forget(dead.number());
+            self.forget_dead(&dead);
             self.bury(dead);
         }
+    }
+
+    /// A page's bytes take no DRAM any more.
+    pub(crate) fn note_away(&self, number: NonZeroU32) {
+        self.counts.grains.fetch_sub(self.pages.grains(number).into(), Relaxed);
     }
 
     /// Lets a pin go whose page's bytes went away meanwhile.
     pub(crate) fn unpin_away(&self, number: NonZeroU32) {
         if let Some(dead) = self.pages.unpin_away(number) {
-            self.forget(dead.number());
+            self.forget_dead(&dead);
             self.bury(dead);
         }
     }
@@ -353,7 +417,7 @@ impl Pool {
         match dead {
             Dead::Here(mut blank) => {
                 self.pages.wipe(&mut blank);
-                self.free.give_back(blank);
+                self.free.give_back(&self.pages, blank);
             }
             Dead::Away(bare, place) => {
                 if let Some(spill) = &self.spill {
@@ -376,7 +440,7 @@ impl Pool {
     pub(crate) fn settle(&self, work: &mut Work) {
         for mut blank in work.stash.drain(..) {
             self.pages.wipe(&mut blank);
-            self.free.give_back(blank);
+            self.free.give_back(&self.pages, blank);
         }
     }
 }

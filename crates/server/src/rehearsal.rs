@@ -36,7 +36,7 @@ impl Stage {
         let pages_once_used = u64::from(pool.pages.numbers_used());
         held.keys == keys
             && held.distinct + held.zeros <= keys
-            && held.distinct + pool.free.len() >= pages_once_used
+            && held.distinct + pool.free.numbers() >= pages_once_used
             && pool.budget.used() <= pool.budget.capacity()
     }
 

@@ -185,7 +185,7 @@ pub(crate) fn prepare(config: Config) -> Result<Shared, Error> {
         }
         None => None,
     };
-    let pool = Pool::new(config.memory_bytes, config.dedupe, spill)
+    let pool = Pool::new(config.memory_bytes, config.dedupe, config.compress, spill)
         .map_err(|error| Error::Memory(config.memory_bytes, error))?;
     Ok(Shared {
         pool,

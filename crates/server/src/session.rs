@@ -144,8 +144,8 @@ impl Session {
         let shared = cx.shared;
         let received = Received::decode(bytes).map_err(|_| Code::Malformed)?;
         let version = received.hello.versions.common().ok_or(Code::Version)?;
-        if !shared.token.is_empty() && !received.knows_token(&shared.token, &self.challenge) {
-            return Err(Code::Token);
+        if !received.knows_token(&shared.token, &self.challenge) {
+            return Err(if shared.token.is_empty() { Code::NoToken } else { Code::Token });
         }
         let (seat, existed) = shared.tenants.enter(&received, &shared.token, &self.challenge, cx.now)?;
         debug_assert_eq!(version, VERSION);
@@ -252,7 +252,7 @@ impl Session {
         }
         let to = To { id, condition: cx.shared.condition() };
         self.output.head(|out| answer::got_head(out, to, work.heads.iter().copied()));
-        work.pins.drain(..).for_each(|pin| self.output.page(pin));
+        work.pins.drain(..).for_each(|pin| self.output.page(pin, &cx.shared.pool));
     }
 
     /// Answers a get whose pages were read from the spill file.
@@ -278,7 +278,7 @@ impl Session {
             if was_away.contains(&at) {
                 read.next().into_iter().for_each(|page| self.output.own(page));
             } else {
-                pins.next().into_iter().for_each(|pin| self.output.page(pin));
+                pins.next().into_iter().for_each(|pin| self.output.page(pin, &shared.pool));
             }
         }
     }

@@ -47,7 +47,7 @@ impl Shared {
             pages: held.keys,
             zero_pages: held.zeros,
             distinct_pages: held.distinct,
-            stored_bytes: held.distinct.saturating_sub(spilled_pages) * spillway_core::PAGE_BYTES_U64,
+            stored_bytes: held.stored_bytes,
             spilled_pages,
             tenants: self.tenants.len() as u64,
             connections: self.connections.load(Relaxed) as u64,

@@ -1,8 +1,8 @@
 //! Cold pages in a file.
 //!
 //! The file has no name from the moment it is open: pages are soft state, and whatever way the server ends, nothing of them
-//! stays behind. A place is written as a whole before it is read, so nobody sees what was in it before. When the
-//! file takes no more (a full disk, a limit, an error), nothing is lost: pages stay in DRAM and new ones are declined.
+//! stays behind. A place has room for a page, is written first, and read only as far as it was written, so
+//! nobody sees what was in it before. When the file takes no more (a full disk, a limit, an error), nothing is lost: pages stay in DRAM and new ones are declined.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard};
 
-use spillway_core::{PAGE_BYTES_U64, Page};
+use spillway_core::PAGE_BYTES_U64;
 
 #[derive(Default)]
 struct Places {
@@ -56,10 +56,10 @@ impl Spill {
         if self.refusing.load(Relaxed) { 0 } else { u64::from(self.capacity).saturating_sub(self.pages()) }
     }
 
-    /// Writes a page; where it is now. `Ok(None)` when there is no place.
-    pub(crate) fn write(&self, page: &Page) -> io::Result<Option<u32>> {
+    /// Writes what is stored of a page; where it is now. `Ok(None)` when there is no place.
+    pub(crate) fn write(&self, bytes: &[u8]) -> io::Result<Option<u32>> {
         let Some(place) = self.take() else { return Ok(None) };
-        let written = self.file.write_all_at(page, offset(place));
+        let written = self.file.write_all_at(bytes, offset(place));
         self.refusing.store(written.is_err(), Relaxed);
         match written {
             Ok(()) => Ok(Some(place)),
@@ -70,8 +70,8 @@ impl Spill {
         }
     }
 
-    /// Reads a page.
-    pub(crate) fn read(&self, place: u32, into: &mut Page) -> io::Result<()> {
+    /// Reads what was written to a place.
+    pub(crate) fn read(&self, place: u32, into: &mut [u8]) -> io::Result<()> {
         self.file.read_exact_at(into, offset(place))
     }
 

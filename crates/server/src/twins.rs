@@ -2,14 +2,22 @@
 //!
 //! It only proposes: a page is shared after its bytes, its checksum and its scope were compared. One page is known for
 //! each hash; when two differ and collide, the later one is known. Then the other is not shared, which costs room and
-//! nothing else, so it does not matter who can make checksums collide.
+//! nothing else.
+//!
+//! Pages of one tenant are found by their checksums: who lies about its own hurts nobody else. Where tenants share, the
+//! server hashes pages itself, too, under a key that is drawn when it starts: a client can then neither make its page
+//! collide with another's nor take the place of one.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::num::NonZeroU32;
 use std::sync::{Mutex, MutexGuard};
 
+use spillway_core::Page;
+use xxhash_rust::xxh3::xxh3_64_with_secret;
+
 use crate::mix::Mix;
+use crate::sys::pages::Identity;
 use crate::table::shrink;
 
 /// Enough that threads rarely meet in one.
@@ -20,41 +28,62 @@ pub(crate) const ENTRY_BYTES: u64 = 40;
 
 type Shard = HashMap<u64, NonZeroU32, BuildHasherDefault<AsIs>>;
 
+/// As long as XXH3's own, so that every stripe of a page is mixed with different bytes.
+const SECRET_BYTES: usize = 192;
+
 /// Page numbers by hash.
 pub(crate) struct Twins {
     mix: Mix,
+    secret: Box<[u8; SECRET_BYTES]>,
+    /// Bits of the hash that count; all but in tests, which make pages collide on purpose.
+    mask: u64,
     shards: Box<[Mutex<Shard>]>,
 }
 
 impl Twins {
+    /// # Panics
+    /// When the kernel gives no random bytes, which it always does once booted.
     pub(crate) fn new() -> Self {
-        Self { mix: Mix::random(), shards: (0..SHARDS).map(|_| Mutex::default()).collect() }
+        let mut secret = Box::new([0; SECRET_BYTES]);
+        getrandom::fill(&mut *secret).expect("getrandom(2) fails only before the system is up");
+        Self { mix: Mix::random(), secret, mask: u64::MAX, shards: (0..SHARDS).map(|_| Mutex::default()).collect() }
     }
 
-    /// The page of this checksum and scope, if there is one.
-    pub(crate) fn find(&self, checksum: u64, scope: u32) -> Option<NonZeroU32> {
-        let hash = self.hash(checksum, scope);
-        self.shard(hash).get(&hash).copied()
+    #[cfg(test)]
+    pub(crate) fn weak(mask: u64) -> Self {
+        Self { mask, ..Self::new() }
+    }
+
+    /// What pages of several tenants are found by, beside their checksums.
+    pub(crate) fn hash_of(&self, page: &Page) -> u64 {
+        xxh3_64_with_secret(page, &*self.secret) & self.mask
+    }
+
+    /// A page that may be this one, if there is one.
+    pub(crate) fn find(&self, identity: &Identity) -> Option<NonZeroU32> {
+        let key = self.key(identity);
+        self.shard(key).get(&key).copied()
     }
 
     /// Makes a page known.
-    pub(crate) fn insert(&self, checksum: u64, scope: u32, number: NonZeroU32) {
-        let hash = self.hash(checksum, scope);
-        self.shard(hash).insert(hash, number);
+    pub(crate) fn insert(&self, identity: &Identity, number: NonZeroU32) {
+        let key = self.key(identity);
+        self.shard(key).insert(key, number);
     }
 
-    /// Forgets a page, unless another took its hash.
-    pub(crate) fn remove(&self, checksum: u64, scope: u32, number: NonZeroU32) {
-        let hash = self.hash(checksum, scope);
-        let mut shard = self.shard(hash);
-        if shard.get(&hash) == Some(&number) {
-            shard.remove(&hash);
+    /// Forgets a page, unless another took its key.
+    pub(crate) fn remove(&self, identity: &Identity, number: NonZeroU32) {
+        let key = self.key(identity);
+        let mut shard = self.shard(key);
+        if shard.get(&key) == Some(&number) {
+            shard.remove(&key);
             shrink(&mut shard);
         }
     }
 
-    fn hash(&self, checksum: u64, scope: u32) -> u64 {
-        self.mix.of(checksum, scope.into())
+    /// With the checksum, so that whoever lies about that finds only what was put with the same lie.
+    fn key(&self, identity: &Identity) -> u64 {
+        self.mix.of(identity.hash ^ self.mix.of(identity.checksum, 0), identity.scope.into())
     }
 
     fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {
@@ -90,17 +119,34 @@ impl Hasher for AsIs {
 mod tests {
     use super::*;
 
+    fn identity(hash: u64, checksum: u64, scope: u32) -> Identity {
+        Identity { hash, checksum, scope }
+    }
+
     #[test]
     fn the_latest_of_a_hash_is_known_until_it_goes() {
         let twins = Twins::new();
         let (one, two) = (NonZeroU32::MIN, NonZeroU32::MAX);
-        twins.insert(7, 1, one);
-        assert_eq!(twins.find(7, 1), Some(one));
-        assert_eq!((twins.find(7, 2), twins.find(8, 1)), (None, None));
-        twins.insert(7, 1, two);
-        twins.remove(7, 1, one);
-        assert_eq!(twins.find(7, 1), Some(two));
-        twins.remove(7, 1, two);
-        assert_eq!(twins.find(7, 1), None);
+        twins.insert(&identity(7, 1, 1), one);
+        assert_eq!(twins.find(&identity(7, 1, 1)), Some(one));
+        for other in [identity(7, 1, 2), identity(7, 2, 1), identity(8, 1, 1)] {
+            assert_eq!(twins.find(&other), None);
+        }
+        twins.insert(&identity(7, 1, 1), two);
+        twins.remove(&identity(7, 1, 1), one);
+        assert_eq!(twins.find(&identity(7, 1, 1)), Some(two));
+        twins.remove(&identity(7, 1, 1), two);
+        assert_eq!(twins.find(&identity(7, 1, 1)), None);
+    }
+
+    #[test]
+    fn every_server_hashes_with_a_key_of_its_own() {
+        let (one, two) = (Twins::new(), Twins::new());
+        let mut page = [5; spillway_core::PAGE_BYTES];
+        let hash = one.hash_of(&page);
+        assert_eq!(one.hash_of(&page), hash);
+        assert_ne!(two.hash_of(&page), hash);
+        page[4095] ^= 1;
+        assert_ne!(one.hash_of(&page), hash);
     }
 }

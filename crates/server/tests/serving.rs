@@ -189,3 +189,41 @@ fn what_cannot_be_started_is_refused_in_a_line() {
     let little = Server::bind(Config::new(LISTEN.into(), 1000)).err().expect("too little");
     assert!(matches!(little, Error::TooLittle(1000)));
 }
+
+#[test]
+fn compressed_pages_come_back_and_take_less() {
+    let server = start(Config { compress: true, ..Config::new(LISTEN.into(), 16 * MIB) });
+    let mut client = Client::new(&server, 1);
+    const PAGES: u32 = 4096;
+    let key = |index| Key { region: 1, index };
+    // Of each page in four, three quarters are noise; of the others, none.
+    let content = |index: u32| {
+        let mut page = [index.to_le_bytes()[0]; 4096];
+        let noisy = if index.is_multiple_of(4) { 3072 } else { 8 };
+        let mut noise = u64::from(index) + 1;
+        for word in page[..noisy].as_chunks_mut::<8>().0 {
+            noise = noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            *word = (noise ^ noise >> 31).to_le_bytes();
+        }
+        page
+    };
+    for first in (0..PAGES).step_by(64) {
+        let pages: Vec<(Key, [u8; 4096])> = (first..first + 64).map(|index| (key(index), content(index))).collect();
+        assert_eq!(client.put(&pages), [PageStatus::Ok; 64]);
+    }
+    // As often again, and nothing more is stored.
+    assert_eq!(client.put(&[(key(PAGES), content(5)), (key(PAGES + 1), content(8))]), [PageStatus::Ok; 2]);
+    let status = client.status();
+    assert_eq!((status.pages, status.distinct_pages), (u64::from(PAGES) + 2, PAGES.into()));
+    // 3072 bytes of noise and a little take seven grains, and 8 bytes one.
+    assert_eq!(status.stored_bytes, u64::from(PAGES / 4) * (7 + 3) * 512);
+    for first in (0..PAGES).step_by(64) {
+        let keys: Vec<Key> = (first..first + 64).map(key).collect();
+        for (got, key) in client.get(&keys).into_iter().zip(&keys) {
+            assert!(got == Ok(content(key.index)), "{key:?}");
+        }
+    }
+    assert_eq!(client.free(key(0), PAGES + 2), PAGES + 2);
+    let status = client.status();
+    assert_eq!((status.stored_bytes, status.distinct_pages), (0, 0));
+}

@@ -37,14 +37,23 @@ fn put(client: &mut Client, at: u32) -> bool {
 
 #[test]
 fn cold_pages_leave_and_come_back() {
-    let path = path("back");
-    let server = start(config(path.clone(), 64 * MIB));
+    leave_and_come_back("back", false);
+}
+
+#[test]
+fn cold_pages_leave_and_come_back_compressed() {
+    leave_and_come_back("packed", true);
+}
+
+fn leave_and_come_back(name: &str, compress: bool) {
+    let path = path(name);
+    let server = start(Config { compress, ..config(path.clone(), 64 * MIB) });
     assert!(!path.exists(), "the file has no name");
     let mut client = Client::new(&server, 1);
     const PAGES: u32 = 4096;
     assert!((0..PAGES).all(|at| put(&mut client, at)));
     let status = client.status();
-    assert!(status.spilled_pages > 2500 && status.distinct_pages == PAGES.into(), "{status:?}");
+    assert!(status.spilled_pages > 2000 && status.distinct_pages == PAGES.into(), "{status:?}");
     for first in (0..PAGES).step_by(64).rev() {
         let keys: Vec<Key> = (first..first + 64).map(key).collect();
         for (got, key) in client.get(&keys).into_iter().zip(&keys) {

@@ -7,14 +7,12 @@
 mod arena;
 pub mod blocking;
 mod classes;
-mod codec;
 pub mod emulated;
 pub mod file;
 mod hash;
 mod index;
 pub mod layer;
 pub mod local;
-mod lz4;
 mod memcached;
 pub mod pool;
 mod redis;
@@ -33,6 +31,7 @@ use spillway_core::Page;
 
 pub use local::Local;
 pub use segment::Refill;
+pub use spillway_codec::is_zero;
 
 /// Bits that a [`Handle`] may take, so that a page table can keep it beside two bits of its own in 32.
 pub const HANDLE_BITS: u32 = 30;
@@ -187,28 +186,9 @@ impl fmt::Display for StoreError {
 
 impl std::error::Error for StoreError {}
 
-/// Whether every byte of `page` is zero: such pages need no store.
-#[must_use]
-pub fn is_zero(page: &Page) -> bool {
-    // 256 bytes at a time: wide enough for vector registers, small enough that most other pages are told in one.
-    page.as_chunks::<256>().0.iter().all(|chunk| chunk.iter().fold(0, |all, byte| all | byte) == 0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use spillway_core::PAGE_BYTES;
-
-    #[test]
-    fn one_bit_makes_a_page_differ_from_zero() {
-        let mut page = [0; PAGE_BYTES];
-        assert!(is_zero(&page));
-        for at in 0..PAGE_BYTES {
-            page[at] = 1 << (at % 8);
-            assert!(!is_zero(&page));
-            page[at] = 0;
-        }
-    }
 
     #[test]
     fn handles_survive_as_bits() {

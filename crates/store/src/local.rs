@@ -7,13 +7,13 @@
 use spillway_core::Page;
 
 use crate::arena::Arena;
-pub use crate::codec::Compression;
-use crate::codec::{Codec, same, unpack};
 use crate::hash::PageHash;
 use crate::index::Index;
 use crate::segment::{Refill, SEGMENT_BYTES, Supply};
 use crate::slots::{Slot, Slots};
 use crate::{Got, Handle, Put, Status, Store, StoreError, Urgency};
+pub use spillway_codec::Compression;
+use spillway_codec::{Codec, same, unpack};
 
 /// Pages moved at a time by [`Store::tidy`]: a few microseconds.
 const TIDY_PAGES: usize = 8;

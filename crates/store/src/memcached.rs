@@ -11,10 +11,10 @@ use spillway_core::PAGE_BYTES;
 use spillway_wire::answer::PageStatus;
 
 use crate::Urgency;
-use crate::codec::{Codec, Compression};
 use crate::pool::OpenErrorKind;
 use crate::remote::names::{Names, line, number, quoted};
 use crate::remote::protocol::{Answer, Body, Grant, Greeting, Malformed, Name, Parcel, Protocol, Refusal};
+use spillway_codec::{Codec, Compression};
 
 /// What an item may need beside its value.
 const ITEM_OVERHEAD_BYTES: u64 = 512;

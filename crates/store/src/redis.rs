@@ -10,10 +10,10 @@ use spillway_core::PAGE_BYTES;
 use spillway_wire::answer::PageStatus;
 
 use crate::Urgency;
-use crate::codec::{Codec, Compression};
 use crate::pool::OpenErrorKind;
 use crate::remote::names::{Names, line, number, quoted};
 use crate::remote::protocol::{Answer, Body, Grant, Greeting, Malformed, Name, Parcel, Protocol, Refusal};
+use spillway_codec::{Codec, Compression};
 
 /// As in `memcached.rs`. A client's output beyond some megabytes makes servers end it.
 const WINDOW_BYTES: usize = 1 << 20;

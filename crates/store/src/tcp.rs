@@ -78,13 +78,16 @@ impl Tcp {
             self.incarnation = None;
             (self.tenant, self.secret) = (random(), random());
         }
+        if code == Code::Token && self.token.is_empty() {
+            return (OpenErrorKind::Denied, "it wants a token: name a file that has it with token-file=".into());
+        }
         refusal(code)
     }
 }
 
 fn refusal(code: Code) -> Refusal {
     let kind = match code {
-        Code::Token | Code::Tenant => OpenErrorKind::Denied,
+        Code::Token | Code::NoToken | Code::Tenant => OpenErrorKind::Denied,
         Code::Version | Code::Malformed => OpenErrorKind::Protocol,
         Code::Busy => OpenErrorKind::Full,
         _ => OpenErrorKind::Unreachable,

@@ -9,7 +9,7 @@ use common::lender::{Lender, assert_all, lost, put_all};
 use common::proxy::Proxy;
 use common::{PATIENCE, client, page, refusal};
 use spillway_server::Limits;
-use spillway_store::{Got, Handle, StoreError, Urgency};
+use spillway_store::{Got, Handle, Put, StoreError, Urgency};
 
 #[test]
 fn contract() {
@@ -30,7 +30,7 @@ fn contract() {
 fn servers_that_refuse_are_named_in_a_line() {
     let lender = Lender::start(16 << 20, |config| config.token = b"a token of sixteen or more".to_vec());
     let url = format!("tcp://127.0.0.1:{}", lender.port);
-    assert!(refusal(&url).contains("the token is not the server's"));
+    assert!(refusal(&url).contains("it wants a token: name a file that has it with token-file="));
     let file = std::env::temp_dir().join(format!("spillway-token-{}", std::process::id()));
     std::fs::write(&file, "another token of sixteen or more\n").unwrap();
     assert!(refusal(&format!("{url}?token-file={}", file.display())).contains("the token is not the server's"));
@@ -38,6 +38,11 @@ fn servers_that_refuse_are_named_in_a_line() {
     let mut client = client(&format!("{url}?token-file={}", file.display()));
     let pages = put_all(&mut client, 0..10);
     assert_all(&mut client, &pages);
+    let open = Lender::start(16 << 20, |_| {});
+    let line = refusal(&format!("tcp://127.0.0.1:{}?token-file={}", open.port, file.display()));
+    assert!(
+        line.contains("the server has no token, and the client gave one") && line.contains("leave token-file= out")
+    );
     std::fs::remove_file(file).unwrap();
     assert!(refusal(&format!("redis://127.0.0.1:{}", lender.port)).contains("neither Redis nor Valkey"));
     assert!(refusal(&format!("memcached://127.0.0.1:{}", lender.port)).contains("it is no memcached"));
@@ -119,6 +124,64 @@ fn pages_are_lost_with_their_server_and_no_others() {
     pages.iter().for_each(|(_, handle)| client.store().free(*handle));
     let more = put_all(&mut client, 2000..2400);
     assert_eq!(lost(&mut client, &more), 0);
+}
+
+/// A server that is gone for good costs one deadline, not one a page; one that comes back in time costs nothing.
+#[test]
+fn a_server_that_is_gone_is_waited_for_once() {
+    let lender = Lender::start(64 << 20, |_| {});
+    let proxy = Proxy::to(lender.port);
+    let mut client = client(&format!("tcp://127.0.0.1:{}?deadline=600ms", proxy.port));
+    let pages = put_all(&mut client, 0..200);
+    proxy.refuse(true);
+    proxy.cut();
+    // One after the other, as a program's thread does.
+    let started = Instant::now();
+    assert_eq!(lost(&mut client, &pages[..100]), 100);
+    let took = started.elapsed();
+    assert!((Duration::from_millis(500)..Duration::from_secs(2)).contains(&took), "{took:?}");
+    // Nobody waits for what is fetched ahead, or to be brought home; and a copy there is not relied on.
+    let mut unused = page(0);
+    assert_eq!(client.store().get(pages[100].1, Urgency::Prefetch, &mut unused), Err(StoreError::Lost));
+    assert_eq!(client.store().put(&page(101), Some(pages[101].1)), Err(StoreError::Unavailable));
+    // It has the others still, when it is back within its lease.
+    proxy.refuse(false);
+    client.steps(Duration::from_millis(1500));
+    assert_all(&mut client, &pages[100..]);
+}
+
+/// Connections stay, and nothing is said on them any more.
+#[test]
+fn a_silent_server_is_noticed_within_a_second() {
+    silent_for_at_least("", Duration::from_millis(500));
+    silent_for_at_least("?deadline=300ms", Duration::from_millis(100));
+}
+
+fn silent_for_at_least(parameters: &str, least: Duration) {
+    let (one, two) = (Lender::start(64 << 20, |_| {}), Lender::start(64 << 20, |_| {}));
+    let proxy = Proxy::to(one.port);
+    let mut client = client(&format!("tcp://127.0.0.1:{},127.0.0.1:{}{parameters}", proxy.port, two.port));
+    let pages = put_all(&mut client, 0..100);
+    // All is calm, and looked at less often.
+    client.steps(Duration::from_millis(500));
+    proxy.hold(true);
+    let mut pending = Vec::new();
+    while pending.len() < 64 {
+        match client.store().put(&page(1000 + pending.len() as u64), None) {
+            Ok(Put::Pending(handle)) => pending.push(handle),
+            other => panic!("{other:?}"),
+        }
+    }
+    let (started, mut failed) = (Instant::now(), 0);
+    for handle in pending {
+        failed += usize::from(client.finish_put(handle).is_err());
+    }
+    let took = started.elapsed();
+    assert!(failed > 0, "some went to the silent server");
+    assert!((least..Duration::from_millis(1400)).contains(&took), "{took:?}");
+    proxy.hold(false);
+    client.steps(Duration::from_millis(1500));
+    assert_all(&mut client, &pages);
 }
 
 #[test]

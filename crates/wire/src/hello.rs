@@ -66,6 +66,8 @@ pub enum Code {
     Silent = 8,
     /// The server ends.
     Ending = 9,
+    /// The client proves a token, and the server has none that it could prove in turn.
+    NoToken = 10,
 }
 
 impl Code {
@@ -80,7 +82,8 @@ impl Code {
             7 => Self::TakenOver,
             8 => Self::Silent,
             9 => Self::Ending,
-            _ => return Err(Malformed("a code is 1 to 9")),
+            10 => Self::NoToken,
+            _ => return Err(Malformed("a code is 1 to 10")),
         })
     }
 
@@ -93,7 +96,10 @@ impl fmt::Display for Code {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Version => "client and server speak no common version: use the same version of spillway on both",
-            Self::Token => "the token is not the server's: give both the same --token-file",
+            Self::Token => "the token is not the server's: give both the same token file",
+            Self::NoToken => {
+                "the server has no token, and the client gave one: start the server with --token-file, or leave token-file= out"
+            }
             Self::Tenant => "the tenant's name is taken by another pager: start the pager anew",
             Self::UnknownTenant => {
                 "the server has forgotten this tenant and its pages: its lease ran out, or it restarted"

@@ -1,4 +1,4 @@
-//! Blank, wiped pages that wait to be used, and the two halves that pages are made of while some are away.
+//! Wiped memory that waits to be used, and the numbers of pages that have gone.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard};
@@ -6,62 +6,83 @@ use std::sync::{Mutex, MutexGuard};
 use spillway_core::PAGE_BYTES_U64;
 
 use crate::budget::{Budget, NUMBER_COST_BYTES};
-use crate::sys::pages::{Bare, Blank, Loose, Pages};
+use crate::sys::grains::{Grains, Loose, WHOLE};
+use crate::sys::pages::{Bare, Blank, Pages};
 
-#[derive(Default)]
 struct Lists {
-    blanks: Vec<Blank>,
+    grains: Grains,
     numbers: Vec<Bare>,
-    places: Vec<Loose>,
-    /// Places whose memory was given back to the kernel: they count as never used.
-    given_up: Vec<Loose>,
 }
 
-/// What may be used next. All places in it are wiped.
-#[derive(Default)]
+/// What may be used next. All of it is wiped.
 pub(crate) struct FreeList {
     lists: Mutex<Lists>,
-    /// Blank pages and places without a page, but those given up.
-    len: AtomicU64,
+    /// Grains that may be had without touching memory for the first time.
+    grains: AtomicU64,
 }
 
 impl FreeList {
-    /// Pages that can be had without touching memory for the first time.
-    pub(crate) fn len(&self) -> u64 {
-        self.len.load(Relaxed)
+    pub(crate) fn new(grains: Grains) -> Self {
+        Self { lists: Mutex::new(Lists { grains, numbers: Vec::new() }), grains: AtomicU64::new(0) }
     }
 
-    /// A blank page: one that was used before, or a new one as far as the budget allows.
-    pub(crate) fn take(&self, pages: &Pages, budget: &Budget) -> Option<Blank> {
+    /// Pages that can be had without touching memory for the first time; where pages are compressed, about.
+    pub(crate) fn len(&self) -> u64 {
+        self.grains.load(Relaxed) / u64::from(WHOLE)
+    }
+
+    /// Numbers of pages that have gone.
+    pub(crate) fn numbers(&self) -> u64 {
+        self.lists().numbers.len() as u64
+    }
+
+    /// Grains that may be had without touching memory for the first time.
+    #[cfg(test)]
+    pub(crate) fn grains(&self) -> u64 {
+        self.grains.load(Relaxed)
+    }
+
+    /// A run that was open before.
+    #[cfg(test)]
+    pub(crate) fn take_place(&self, grains: u32) -> Option<Loose> {
+        let place = self.lists().grains.take(grains)?;
+        self.grains.fetch_sub(grains.into(), Relaxed);
+        Some(place)
+    }
+
+    /// A blank page of so many grains: of memory that was used before, or as the budget allows.
+    pub(crate) fn take(&self, pages: &Pages, budget: &Budget, grains: u32) -> Option<Blank> {
         let mut lists = self.lists();
-        if let Some(blank) = lists.blanks.pop() {
-            self.len.fetch_sub(1, Relaxed);
-            return Some(blank);
-        }
-        let place = self.place(&mut lists, pages, budget)?;
+        let place = self.place(&mut lists, budget, grains)?;
         match self.number(&mut lists, pages, budget) {
             Some(number) => Some(pages.join(number, place)),
             None => {
-                lists.places.push(place);
-                self.len.fetch_add(1, Relaxed);
+                self.put_back(&mut lists, place);
                 None
             }
         }
     }
 
-    fn place(&self, lists: &mut Lists, pages: &Pages, budget: &Budget) -> Option<Loose> {
-        if let Some(place) = lists.places.pop() {
-            self.len.fetch_sub(1, Relaxed);
-            return Some(place);
+    fn place(&self, lists: &mut Lists, budget: &Budget, grains: u32) -> Option<Loose> {
+        loop {
+            if let Some(place) = lists.grains.take(grains) {
+                self.grains.fetch_sub(grains.into(), Relaxed);
+                return Some(place);
+            }
+            if !budget.take(PAGE_BYTES_U64) {
+                return None;
+            }
+            if !lists.grains.open() {
+                budget.give_back(PAGE_BYTES_U64);
+                return None;
+            }
+            self.grains.fetch_add(WHOLE.into(), Relaxed);
         }
-        if !budget.take(PAGE_BYTES_U64) {
-            return None;
-        }
-        let place = lists.given_up.pop().or_else(|| pages.fresh_place());
-        if place.is_none() {
-            budget.give_back(PAGE_BYTES_U64);
-        }
-        place
+    }
+
+    fn put_back(&self, lists: &mut Lists, place: Loose) {
+        self.grains.fetch_add(place.grains().into(), Relaxed);
+        lists.grains.give_back(place);
     }
 
     fn number(&self, lists: &mut Lists, pages: &Pages, budget: &Budget) -> Option<Bare> {
@@ -87,23 +108,19 @@ impl FreeList {
         if budget.take(bytes) {
             return true;
         }
-        let place = lists.places.pop().or_else(|| {
-            let (number, place) = pages.part(lists.blanks.pop()?);
-            lists.numbers.push(number);
-            Some(place)
-        });
-        let Some(mut place) = place else { return false };
-        self.len.fetch_sub(1, Relaxed);
-        pages.give_up(&mut place);
-        lists.given_up.push(place);
+        let Some(mut closed) = lists.grains.close() else { return false };
+        self.grains.fetch_sub(closed.grains().into(), Relaxed);
+        pages.give_up(&mut closed);
         budget.give_back(PAGE_BYTES_U64);
         budget.take(bytes)
     }
 
     /// Takes a wiped page back.
-    pub(crate) fn give_back(&self, blank: Blank) {
-        self.lists().blanks.push(blank);
-        self.len.fetch_add(1, Relaxed);
+    pub(crate) fn give_back(&self, pages: &Pages, blank: Blank) {
+        let (number, place) = pages.part(blank);
+        let mut lists = self.lists();
+        lists.numbers.push(number);
+        self.put_back(&mut lists, place);
     }
 
     /// Takes the number of a page back whose bytes were away.
@@ -111,10 +128,9 @@ impl FreeList {
         self.lists().numbers.push(bare);
     }
 
-    /// Takes the wiped place of a page that went away.
+    /// Takes wiped memory back that belonged to a page.
     pub(crate) fn give_back_place(&self, loose: Loose) {
-        self.lists().places.push(loose);
-        self.len.fetch_add(1, Relaxed);
+        self.put_back(&mut self.lists(), loose);
     }
 
     fn lists(&self) -> MutexGuard<'_, Lists> {

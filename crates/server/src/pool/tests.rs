@@ -11,10 +11,18 @@ use crate::keeper::send_away;
 
 const MIB: u64 = 1 << 20;
 
-/// A page whose bytes tell its number; zero is all zeros.
+/// A page whose bytes tell its number; zero is all zeros. Some compress well, some not at all.
 fn page(number: u32) -> Page {
     let mut page = [0; PAGE_BYTES];
-    page.as_chunks_mut::<4>().0.iter_mut().for_each(|word| *word = number.to_le_bytes());
+    let noisy = (number % 9) as usize * PAGE_BYTES / 4 / 8;
+    let mut noise = number;
+    for (at, word) in page.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+        *word = number.to_le_bytes();
+        if (1..noisy).contains(&at) {
+            noise = noise.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            *word = (noise ^ noise >> 15).to_le_bytes();
+        }
+    }
     page
 }
 
@@ -43,8 +51,9 @@ fn get(pool: &Pool, table: &Table, key: Key, work: &mut Work) -> Option<u32> {
     let head = work.heads[0];
     if let Some((_, held)) = work.away.pop() {
         let (spill, place) = (pool.spill.as_ref().unwrap(), pool.pages.elsewhere(&held).unwrap());
-        let mut bytes = [0; PAGE_BYTES];
-        spill.read(place, &mut bytes).unwrap();
+        let (mut bytes, mut stored) = ([0; PAGE_BYTES], vec![0; pool.pages.stored_bytes(&held)]);
+        spill.read(place, &mut stored).unwrap();
+        unpack(&stored, &mut bytes).unwrap();
         pool.let_go(held);
         return Some(number_of(&bytes, head.checksum));
     }
@@ -57,9 +66,20 @@ fn get(pool: &Pool, table: &Table, key: Key, work: &mut Work) -> Option<u32> {
         Got::Zero => Some(0),
         Got::Bytes => {
             let pin = pin.expect("in the arena");
-            let bytes = *pool.pages.bytes(&pin);
-            pool.unpin(pin);
+            let bytes = bytes_of(pool, pin);
             Some(number_of(&bytes, head.checksum))
+        }
+    }
+}
+
+/// The page that is pinned.
+fn bytes_of(pool: &Pool, pin: Pin) -> Page {
+    match pool.unpacked(pin) {
+        Ok(page) => *page,
+        Err(pin) => {
+            let page = pool.pages.bytes(&pin).try_into().expect("a page");
+            pool.unpin(pin);
+            page
         }
     }
 }
@@ -83,11 +103,17 @@ fn free(pool: &Pool, table: &Table, scope: u32, key: Key, work: &mut Work) -> u3
 
 /// Takes everything that is free, and sees that nothing of anyone is left in it.
 fn assert_wiped(pool: &Pool) {
-    let free = pool.free.len();
-    for _ in 0..free {
-        let blank = pool.free.take(&pool.pages, &pool.budget).expect("counted");
-        assert!(pool.pages.blank_bytes(&blank).iter().all(|byte| *byte == 0));
-    }
+    // Nothing new is to be touched.
+    while pool.budget.take(spillway_core::PAGE_BYTES_U64) {}
+    let free = pool.free.grains();
+    let lengths = (1..=WHOLE).rev().flat_map(|grains| std::iter::from_fn(move || pool.free.take_place(grains)));
+    let taken: u64 = lengths
+        .map(|mut place| {
+            assert!(pool.pages.loose_bytes(&mut place).iter().all(|byte| *byte == 0));
+            u64::from(place.grains())
+        })
+        .sum();
+    assert_eq!(taken, free);
 }
 
 #[derive(Clone, Debug)]
@@ -130,9 +156,9 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn it_behaves_as_maps_do(steps in prop::collection::vec(step(), 1..120), sharing in 0..3usize, spilling: bool) {
+    fn it_behaves_as_maps_do(steps in prop::collection::vec(step(), 1..120), sharing in 0..3usize, spilling: bool, compress: bool) {
         let dedupe = [Dedupe::Off, Dedupe::Tenant, Dedupe::Everyone][sharing];
-        let pool = Pool::new(4 * MIB, dedupe, spilling.then(spill)).unwrap();
+        let pool = Pool::new(4 * MIB, dedupe, compress, spilling.then(spill)).unwrap();
         let tables: Vec<Table> = (0..3).map(|_| Table::new()).collect();
         let mut models = vec![HashMap::new(); 3];
         let mut work = Work::default();
@@ -166,6 +192,8 @@ proptest! {
                 }
             }
             let held = pool.holdings();
+            prop_assert!(compress || spilling || held.stored_bytes == held.distinct * 4096);
+            prop_assert!(held.stored_bytes <= pool.budget.used() && held.stored_bytes <= held.distinct * 4096);
             prop_assert_eq!(held.keys, models.iter().map(|model| model.len() as u64).sum::<u64>());
             prop_assert_eq!(held.zeros, models.iter().flat_map(|m| m.values()).filter(|n| **n == 0).count() as u64);
             let least = distinct(&models, dedupe) as u64;
@@ -183,14 +211,14 @@ proptest! {
         prop_assert_eq!(pool.holdings(), Holdings { served: pool.holdings().served, ..Holdings::default() });
         prop_assert_eq!(pool.spill.as_ref().map_or(0, Spill::pages), 0);
         let numbers = u64::from(pool.pages.numbers_used());
-        prop_assert_eq!(pool.budget.used(), pool.free.len() * 4096 + numbers * crate::budget::NUMBER_COST_BYTES);
+        prop_assert_eq!(pool.budget.used(), pool.free.grains() * 512 + numbers * crate::budget::NUMBER_COST_BYTES);
         assert_wiped(&pool);
     }
 }
 
 #[test]
 fn what_died_is_wiped_before_another_tenant_gets_it() {
-    let pool = Pool::new(MIB, Dedupe::Tenant, None).unwrap();
+    let pool = Pool::new(MIB, Dedupe::Tenant, false, None).unwrap();
     let (one, two, mut work) = (Table::new(), Table::new(), Work::default());
     put(&pool, &one, 1, &[(key(1), 7), (key(2), 8)], &mut work);
     free(&pool, &one, 1, key(1), &mut work);
@@ -202,7 +230,7 @@ fn what_died_is_wiped_before_another_tenant_gets_it() {
 
 #[test]
 fn a_full_pool_declines_and_still_replaces() {
-    let pool = Pool::new(MIB, Dedupe::Tenant, None).unwrap();
+    let pool = Pool::new(MIB, Dedupe::Tenant, false, None).unwrap();
     let (table, mut work) = (Table::new(), Work::default());
     let promised = pool.free_pages();
     let mut stored = 0;
@@ -233,7 +261,7 @@ fn a_full_pool_declines_and_still_replaces() {
 
 #[test]
 fn keys_of_zeros_are_limited_too() {
-    let pool = Pool::new(MIB, Dedupe::Off, None).unwrap();
+    let pool = Pool::new(MIB, Dedupe::Off, false, None).unwrap();
     let (table, mut work) = (Table::new(), Work::default());
     let declined = (0..1 << 20).find(|at| put(&pool, &table, 1, &[(key(*at), 0)], &mut work) == [PageStatus::Full]);
     assert!(declined.is_some_and(|at| u64::from(at) <= MIB / KEY_COST_BYTES));
@@ -241,7 +269,7 @@ fn keys_of_zeros_are_limited_too() {
 
 #[test]
 fn a_replaced_page_is_still_sent_as_it_was() {
-    let pool = Pool::new(MIB, Dedupe::Tenant, None).unwrap();
+    let pool = Pool::new(MIB, Dedupe::Tenant, false, None).unwrap();
     let (table, mut work) = (Table::new(), Work::default());
     put(&pool, &table, 1, &[(key(1), 7)], &mut work);
     pool.get(&table, [key(1)].into_iter(), &mut work);
@@ -249,14 +277,13 @@ fn a_replaced_page_is_still_sent_as_it_was() {
     put(&pool, &table, 1, &[(key(1), 8), (key(2), 9)], &mut work);
     free(&pool, &table, 1, key(1), &mut work);
     pool.settle(&mut work);
-    assert!(*pool.pages.bytes(&pin) == page(7));
-    pool.unpin(pin);
+    assert!(bytes_of(&pool, pin) == page(7));
     assert_eq!(pool.holdings().distinct, 1);
 }
 
 #[test]
 fn pages_with_equal_checksums_and_other_bytes_are_not_shared() {
-    let pool = Pool::new(MIB, Dedupe::Everyone, None).unwrap();
+    let pool = Pool::new(MIB, Dedupe::Everyone, false, None).unwrap();
     let (table, mut work) = (Table::new(), Work::default());
     let (one, two) = (page(1), page(2));
     for (index, bytes, checksum) in [(0, &one, 5), (1, &two, 5), (2, &two, 6), (3, &[0; PAGE_BYTES], 5)] {
@@ -273,12 +300,49 @@ fn pages_with_equal_checksums_and_other_bytes_are_not_shared() {
     work.pins.drain(..).for_each(|pin| pool.unpin(pin));
 }
 
+/// The hash proposes; bytes decide.
+#[test]
+fn pages_whose_hashes_collide_are_not_shared() {
+    let mut pool = Pool::new(MIB, Dedupe::Everyone, false, None).unwrap();
+    pool.twins = Some(Twins::weak(1));
+    let (table, mut work) = (Table::new(), Work::default());
+    let (one, two) = (page(1), page(2));
+    // With one checksum, too: whoever makes them collide may choose it.
+    for (index, bytes) in [(0, &one), (1, &two), (2, &one), (3, &two)] {
+        let mut frame = Vec::new();
+        request::put(&mut frame, 0, &[PutPage { key: key(index), checksum: 5, content: Content::Bytes(bytes) }]);
+        let Ok(Some((Request { body: RequestBody::Put(puts), .. }, _))) = Request::decode(&frame) else { panic!() };
+        pool.put(&table, 1, puts, &mut work);
+    }
+    for (index, number) in [(0, 1), (1, 2), (2, 1), (3, 2)] {
+        pool.get(&table, [key(index)].into_iter(), &mut work);
+        let pin = work.pins.pop().expect("in the arena");
+        assert!(bytes_of(&pool, pin) == page(number));
+    }
+}
+
+/// Who gives its own bytes another page's checksum shares with nobody, and keeps nobody else from sharing.
+#[test]
+fn a_wrong_checksum_does_not_keep_others_from_sharing() {
+    let pool = Pool::new(MIB, Dedupe::Everyone, false, None).unwrap();
+    let (liar, honest, mut work) = (Table::new(), Table::new(), Work::default());
+    for index in 0..3 {
+        put(&pool, &honest, 1, &[(key(index), 7)], &mut work);
+        let mut frame = Vec::new();
+        let lie = PutPage { key: key(index), checksum: checksum(&page(7)), content: Content::Bytes(&page(8)) };
+        request::put(&mut frame, 0, &[lie]);
+        let Ok(Some((Request { body: RequestBody::Put(puts), .. }, _))) = Request::decode(&frame) else { panic!() };
+        pool.put(&liar, 2, puts, &mut work);
+    }
+    assert_eq!((pool.holdings().keys, pool.holdings().distinct), (6, 2));
+}
+
 /// Fifty images that share a base, a tenth of each rewritten: stored is hardly more than must be.
 #[test]
 fn images_with_a_common_base_take_its_room_once() {
     const BASE_PAGES: u32 = 1024;
     const IMAGES: u32 = 50;
-    let pool = Pool::new(64 * MIB, Dedupe::Tenant, None).unwrap();
+    let pool = Pool::new(64 * MIB, Dedupe::Tenant, false, None).unwrap();
     let (table, mut work) = (Table::new(), Work::default());
     let mut expected = HashSet::new();
     for image in 0..IMAGES {
@@ -307,7 +371,7 @@ fn images_with_a_common_base_take_its_room_once() {
 
 #[test]
 fn threads_that_share_pages_lose_none() {
-    let pool = Pool::new(8 * MIB, Dedupe::Everyone, None).unwrap();
+    let pool = Pool::new(8 * MIB, Dedupe::Everyone, false, None).unwrap();
     let tables = [Table::new(), Table::new()];
     std::thread::scope(|scope| {
         for seed in 0..4u32 {
@@ -332,4 +396,30 @@ fn threads_that_share_pages_lose_none() {
     tables.iter().for_each(|table| pool.purge(table, &mut work));
     assert_eq!(pool.holdings().distinct, 0);
     assert_wiped(&pool);
+}
+
+/// What compresses takes less, and as much is reported; what does not still fits; replacing works while there is no room.
+#[test]
+fn compressed_pages_take_fewer_grains() {
+    let pool = Pool::new(MIB, Dedupe::Tenant, true, None).unwrap();
+    let (table, mut work) = (Table::new(), Work::default());
+    // A number that is 1 modulo 9 is noise to one eighth: two grains.
+    let mut stored = 0;
+    while put(&pool, &table, 1, &[(key(stored), stored * 9 + 1)], &mut work) == [PageStatus::Ok] {
+        stored += 1;
+    }
+    let held = pool.holdings();
+    assert_eq!(held.stored_bytes, u64::from(stored) * 1024);
+    assert!(u64::from(stored) * 4096 > 3 * MIB, "{stored} pages in a MiB");
+    assert!(pool.budget.used() <= MIB);
+    // Neither less nor as much needs room; more is declined, and what was there stays.
+    assert_eq!(put(&pool, &table, 1, &[(key(3), 90), (key(4), 91)], &mut work), [PageStatus::Ok; 2]);
+    assert_eq!(put(&pool, &table, 1, &[(key(5), 17)], &mut work), [PageStatus::Full]);
+    for (at, number) in [(3, 90), (4, 91), (5, 46), (6, 55)] {
+        assert_eq!(get(&pool, &table, key(at), &mut work), Some(number));
+    }
+    pool.purge(&table, &mut work);
+    assert_eq!((pool.holdings().stored_bytes, pool.holdings().distinct), (0, 0));
+    assert_eq!(put(&pool, &table, 1, &[(key(5), 17)], &mut work), [PageStatus::Ok]);
+    assert_eq!(pool.holdings().stored_bytes, 4096);
 }

@@ -14,8 +14,9 @@ use std::io;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use spillway_core::{PAGE_BYTES, Page};
+use spillway_core::{PAGE_BYTES, PAGE_BYTES_U64};
 
+use super::grains::{GRAIN_BYTES, Grains, Loose, WHOLE, grains_of};
 use super::mapping::Mapping;
 
 /// One reference in [`Meta::counts`].
@@ -29,23 +30,37 @@ const AWAY: u64 = 1 << 63;
 /// References at which identical pages are stored again rather than shared.
 const REFS_MAX: u64 = 1 << 31;
 
+/// What tells pages apart before their bytes do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    /// The server's own hash of the page, under a key that nobody else has; zero where only one tenant may share it.
+    pub(crate) hash: u64,
+    /// What the client says is the checksum. Believed by nobody but that client.
+    pub(crate) checksum: u64,
+    /// Who may share it.
+    pub(crate) scope: u32,
+}
+
 /// What is known of a page. All zeros is a page that was never used.
-#[repr(C, align(32))]
+#[repr(C)]
 struct Meta {
     /// References, pins, and [`AWAY`].
     counts: AtomicU64,
     checksum: AtomicU64,
+    hash: AtomicU64,
     /// Who may share it.
     scope: AtomicU32,
-    /// Its place in the arena, or outside while it is away.
+    /// Its first grain in the arena, or its place outside while it is away.
     place: AtomicU32,
+    /// Bytes that are stored for it; while it is blank, a number of bytes that takes as many grains.
+    stored_bytes: AtomicU32,
     /// Whether it was got since the clock came by.
     used: AtomicU32,
 }
 
 /// Bytes that a page takes beside its content.
 pub(crate) const META_BYTES: u64 = size_of::<Meta>() as u64;
-const _: () = assert!(META_BYTES == 32);
+const _: () = assert!(META_BYTES == 40);
 
 /// A page that nobody else knows: its bytes may be written.
 #[derive(Debug)]
@@ -54,10 +69,6 @@ pub(crate) struct Blank(NonZeroU32);
 /// A page's number without a place in the arena.
 #[derive(Debug)]
 pub(crate) struct Bare(NonZeroU32);
-
-/// A place in the arena without a page.
-#[derive(Debug)]
-pub(crate) struct Loose(u32);
 
 /// One reference to a published page.
 #[derive(Debug, PartialEq, Eq)]
@@ -74,6 +85,13 @@ pub(crate) enum Dead {
     Here(Blank),
     /// Its bytes were elsewhere, at this place.
     Away(Bare, u32),
+}
+
+impl Blank {
+    /// The page's number.
+    pub(crate) fn number(&self) -> NonZeroU32 {
+        self.0
+    }
 }
 
 impl Held {
@@ -98,19 +116,20 @@ pub(crate) struct Pages {
     metas: Mapping,
     /// Numbers are 1 to this.
     numbers: u32,
-    places: u32,
     numbers_used: AtomicU32,
-    places_used: AtomicU32,
 }
 
 impl Pages {
-    /// Room for `places` pages in the arena and for as many more as `away` elsewhere.
-    pub(crate) fn new(places: u32, away: u32) -> io::Result<Self> {
-        let numbers = places.checked_add(away).filter(|sum| *sum < u32::MAX).ok_or(io::ErrorKind::OutOfMemory)?;
-        let arena = Mapping::new(places as usize * PAGE_BYTES)?;
+    /// An arena of so many bytes, its grains, and numbers for as many pages as it may hold beside those that are `away`.
+    pub(crate) fn new(arena_bytes: u64, numbers: u64, away: u32) -> io::Result<(Self, Grains)> {
+        let too_much = || io::Error::from(io::ErrorKind::OutOfMemory);
+        let pages = u32::try_from(arena_bytes / PAGE_BYTES_U64).ok().filter(|pages| *pages < u32::MAX / WHOLE);
+        let pages = pages.ok_or_else(too_much)?;
+        let numbers = u32::try_from(numbers + u64::from(away)).ok().filter(|sum| *sum < u32::MAX);
+        let numbers = numbers.ok_or_else(too_much)?;
+        let arena = Mapping::new(pages as usize * PAGE_BYTES)?;
         let metas = Mapping::new((numbers as usize + 1) * size_of::<Meta>())?;
-        let unused = || AtomicU32::new(0);
-        Ok(Self { arena, metas, numbers, places, numbers_used: unused(), places_used: unused() })
+        Ok((Self { arena, metas, numbers, numbers_used: AtomicU32::new(0) }, Grains::new(pages)))
     }
 
     /// A number that was never used.
@@ -119,28 +138,32 @@ impl Pages {
         NonZeroU32::new(used + 1).map(Bare)
     }
 
-    /// A place that was never used: it is all zeros.
-    pub(crate) fn fresh_place(&self) -> Option<Loose> {
-        count_up(&self.places_used, self.places).map(Loose)
-    }
-
     /// Gives a number a place.
     pub(crate) fn join(&self, bare: Bare, loose: Loose) -> Blank {
         let meta = self.meta(bare.0);
-        meta.place.store(loose.0, Ordering::Relaxed);
+        meta.place.store(loose.first, Ordering::Relaxed);
+        meta.stored_bytes.store(bytes_of(loose.grains), Ordering::Relaxed);
         meta.counts.store(0, Ordering::Relaxed);
         Blank(bare.0)
     }
 
     /// Takes a number and its place apart.
     pub(crate) fn part(&self, blank: Blank) -> (Bare, Loose) {
-        (Bare(blank.0), Loose(self.place(blank.0)))
+        (Bare(blank.0), self.run(blank.0))
     }
 
-    /// Gives the memory of a place back to the kernel. The place reads as zeros then.
+    /// Takes from the end of a blank page what is more than so many grains.
+    pub(crate) fn cut(&self, blank: &mut Blank, grains: u32) -> Option<Loose> {
+        let Loose { first, grains: had } = self.run(blank.0);
+        self.meta(blank.0).stored_bytes.store(bytes_of(grains.min(had)), Ordering::Relaxed);
+        (grains < had).then(|| Loose { first: first + grains, grains: had - grains })
+    }
+
+    /// Gives the memory of a page that was closed back to the kernel. It reads as zeros then.
     pub(crate) fn give_up(&self, loose: &mut Loose) {
-        // SAFETY: a loose place belongs to no page, and to its holder alone: nobody misses its bytes.
-        let given = unsafe { libc::madvise(self.page_at(loose.0).as_ptr().cast(), PAGE_BYTES, libc::MADV_DONTNEED) };
+        let (start, bytes) = (self.grains_at(loose.first, loose.grains), bytes_of(loose.grains) as usize);
+        // SAFETY: a loose run belongs to no page, and to its holder alone: nobody misses its bytes.
+        let given = unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_DONTNEED) };
         if given != 0 {
             self.wipe_place(loose);
         }
@@ -151,30 +174,38 @@ impl Pages {
         self.numbers_used.load(Ordering::Relaxed)
     }
 
-    /// Writes a blank page.
-    pub(crate) fn fill(&self, blank: &mut Blank, page: &Page) {
-        // SAFETY: a blank page has one owner, who lends it exclusively here; published pages have other places.
-        unsafe { self.page_at(self.place(blank.0)).write(*page) };
+    /// Writes the bytes to be stored, which must take the grains that the page has.
+    pub(crate) fn fill(&self, blank: &mut Blank, bytes: &[u8]) {
+        let run = self.run(blank.0);
+        assert_eq!(grains_of(bytes.len()), run.grains, "as many grains as were asked for");
+        assert!(bytes.len() <= PAGE_BYTES, "a page at most");
+        let start = self.grains_at(run.first, run.grains);
+        // SAFETY: a blank page has one owner, who lends it exclusively here; published pages have other grains. There is
+        // room for the bytes, as was just checked, and what is borrowed from others is no part of the arena that is written.
+        unsafe { start.copy_from_nonoverlapping(std::ptr::NonNull::from(bytes).cast(), bytes.len()) };
+        let stored_bytes = u32::try_from(bytes.len()).unwrap_or(bytes_of(WHOLE));
+        self.meta(blank.0).stored_bytes.store(stored_bytes, Ordering::Relaxed);
     }
 
     /// Makes a blank page all zeros.
     pub(crate) fn wipe(&self, blank: &mut Blank) {
-        // SAFETY: as in `fill`; zeros are a page.
-        unsafe { self.page_at(self.place(blank.0)).write_bytes(0, 1) };
+        self.wipe_place(&mut self.run(blank.0));
     }
 
-    /// The bytes of a blank page.
+    /// The bytes of a run that belongs to no page.
     #[cfg(test)]
-    pub(crate) fn blank_bytes<'a>(&'a self, blank: &'a Blank) -> &'a Page {
-        // SAFETY: a blank page has one owner, who lends it here; writing needs it exclusively.
-        unsafe { self.page_at(self.place(blank.0)).as_ref() }
+    pub(crate) fn loose_bytes<'a>(&'a self, loose: &'a mut Loose) -> &'a [u8] {
+        let start = self.grains_at(loose.first, loose.grains);
+        // SAFETY: a loose run belongs to its holder alone, who lends it here.
+        unsafe { std::slice::from_raw_parts(start.as_ptr(), bytes_of(loose.grains) as usize) }
     }
 
     /// Publishes a page, with one reference.
-    pub(crate) fn publish(&self, blank: Blank, checksum: u64, scope: u32) -> Held {
+    pub(crate) fn publish(&self, blank: Blank, identity: Identity) -> Held {
         let meta = self.meta(blank.0);
-        meta.checksum.store(checksum, Ordering::Relaxed);
-        meta.scope.store(scope, Ordering::Relaxed);
+        meta.hash.store(identity.hash, Ordering::Relaxed);
+        meta.checksum.store(identity.checksum, Ordering::Relaxed);
+        meta.scope.store(identity.scope, Ordering::Relaxed);
         meta.used.store(1, Ordering::Relaxed);
         meta.counts.store(REF, Ordering::Release);
         Held(blank.0)
@@ -236,11 +267,23 @@ impl Pages {
         counts.compare_exchange(REF, 0, Ordering::Acquire, Ordering::Relaxed).ok().map(|_| Blank(held.0))
     }
 
-    /// The bytes of a pinned page.
-    pub(crate) fn bytes<'a>(&'a self, pin: &'a Pin) -> &'a Page {
+    /// What is stored of a pinned page.
+    pub(crate) fn bytes<'a>(&'a self, pin: &'a Pin) -> &'a [u8] {
+        let (run, len) = (self.run(pin.0), self.meta(pin.0).stored_bytes.load(Ordering::Relaxed) as usize);
         // SAFETY: a pinned page is published and in the arena. Its bytes were written before it was published, and are
-        // not written again before its counts have fallen to nothing, which this pin prevents.
-        unsafe { self.page_at(self.place(pin.0)).as_ref() }
+        // not written again before its counts have fallen to nothing, which this pin prevents. They are no more than its
+        // grains hold, which `grains_of` is made of.
+        unsafe { std::slice::from_raw_parts(self.grains_at(run.first, run.grains).as_ptr(), len) }
+    }
+
+    /// How many bytes are stored of a page, wherever it is.
+    pub(crate) fn stored_bytes(&self, held: &Held) -> usize {
+        self.meta(held.0).stored_bytes.load(Ordering::Relaxed) as usize
+    }
+
+    /// How many grains a page has, or had before it went away.
+    pub(crate) fn grains(&self, number: NonZeroU32) -> u32 {
+        grains_of(self.meta(number).stored_bytes.load(Ordering::Relaxed) as usize)
     }
 
     /// The checksum that the page was published with.
@@ -248,9 +291,14 @@ impl Pages {
         self.meta(number).checksum.load(Ordering::Relaxed)
     }
 
-    /// The scope that the page was published with.
-    pub(crate) fn scope(&self, number: NonZeroU32) -> u32 {
-        self.meta(number).scope.load(Ordering::Relaxed)
+    /// What the page was published with.
+    pub(crate) fn identity(&self, number: NonZeroU32) -> Identity {
+        let meta = self.meta(number);
+        Identity {
+            hash: meta.hash.load(Ordering::Relaxed),
+            checksum: meta.checksum.load(Ordering::Relaxed),
+            scope: meta.scope.load(Ordering::Relaxed),
+        }
     }
 
     /// Notes that the page was got.
@@ -277,8 +325,8 @@ impl Pages {
         }
         // Nobody looks at the place of a page that is away but the thread that does this, and whoever lets it go: our
         // pin makes sure that this happens after the store.
-        let loose = Loose(meta.place.swap(elsewhere, Ordering::AcqRel));
-        Ok(loose)
+        let first = meta.place.swap(elsewhere, Ordering::AcqRel);
+        Ok(Loose { first, grains: self.grains(pin.0) })
     }
 
     /// Where the bytes of a page that is away are.
@@ -292,21 +340,22 @@ impl Pages {
         self.let_go(number, PIN)
     }
 
-    /// Makes a place all zeros that has no page.
+    /// Makes a run all zeros that has no page.
     pub(crate) fn wipe_place(&self, loose: &mut Loose) {
-        // SAFETY: a loose place belongs to no page, and to its holder alone.
-        unsafe { self.page_at(loose.0).write_bytes(0, 1) };
+        // SAFETY: a loose run belongs to no page, and to its holder alone.
+        unsafe { self.grains_at(loose.first, loose.grains).write_bytes(0, bytes_of(loose.grains) as usize) };
     }
 
-    fn place(&self, number: NonZeroU32) -> u32 {
-        self.meta(number).place.load(Ordering::Relaxed)
+    /// The grains of a page that is in the arena.
+    fn run(&self, number: NonZeroU32) -> Loose {
+        Loose { first: self.meta(number).place.load(Ordering::Relaxed), grains: self.grains(number) }
     }
 
-    fn page_at(&self, place: u32) -> std::ptr::NonNull<Page> {
-        let offset = place as usize * PAGE_BYTES;
-        assert!(offset + PAGE_BYTES <= self.arena.bytes(), "a place of another arena");
+    fn grains_at(&self, first: u32, grains: u32) -> std::ptr::NonNull<u8> {
+        let offset = first as usize * GRAIN_BYTES as usize;
+        assert!(offset + bytes_of(grains) as usize <= self.arena.bytes(), "grains of another arena");
         // SAFETY: within the mapping, as was just checked.
-        unsafe { self.arena.start().add(offset).cast() }
+        unsafe { self.arena.start().add(offset) }
     }
 
     fn meta(&self, number: NonZeroU32) -> &Meta {
@@ -315,6 +364,11 @@ impl Pages {
         // and its fields are atomics.
         unsafe { self.metas.start().cast::<Meta>().add(number.get() as usize).as_ref() }
     }
+}
+
+/// Bytes in so many grains.
+fn bytes_of(grains: u32) -> u32 {
+    grains * GRAIN_BYTES
 }
 
 /// The next number below `max`.

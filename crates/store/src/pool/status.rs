@@ -37,7 +37,9 @@ pub struct ServerReport {
     pub pages: Option<u64>,
     /// Pages kept, each once however many are identical.
     pub distinct_pages: Option<u64>,
-    /// Bytes that these take.
+    /// Of these, pages in a spill file.
+    pub spilled_pages: Option<u64>,
+    /// Bytes of memory that the others take.
     pub stored_bytes: Option<u64>,
     /// Pagers that have pages there.
     pub tenants: Option<u64>,
@@ -185,6 +187,7 @@ fn ask_tcp(host: &Host, tls: Option<&tls::Client>, token: Vec<u8>) -> Result<Ser
         used_bytes: Some(status.used_bytes),
         pages: Some(status.pages),
         distinct_pages: Some(status.distinct_pages),
+        spilled_pages: Some(status.spilled_pages),
         stored_bytes: Some(status.stored_bytes),
         // Without the one that asks.
         tenants: Some(status.tenants.saturating_sub(1)),
@@ -291,10 +294,11 @@ impl ServerReport {
         Some(100 - (self.distinct_pages?.min(pages) * 100).div_ceil(pages))
     }
 
-    /// Of the bytes of distinct pages, the share that compression saves; in percent.
+    /// Of the bytes of distinct pages in memory, the share that compression saves; in percent.
     #[must_use]
     pub fn compressed_percent(&self) -> Option<u64> {
-        let bytes = self.distinct_pages.filter(|pages| *pages > 0)?.checked_mul(PAGE_BYTES as u64)?;
+        let pages = self.distinct_pages?.saturating_sub(self.spilled_pages.unwrap_or(0));
+        let bytes = Some(pages).filter(|pages| *pages > 0)?.checked_mul(PAGE_BYTES as u64)?;
         Some(100 - self.stored_bytes?.min(bytes).checked_mul(100)?.div_ceil(bytes))
     }
 }

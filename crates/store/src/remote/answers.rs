@@ -12,10 +12,10 @@ use super::protocol::{Body, Item, Protocol, Refusal};
 use super::refusals;
 use super::requests::Asked;
 use super::server::Link;
-use crate::codec::unpack;
 use crate::hash::PageHash;
 use crate::pool::OpenErrorKind;
 use crate::{Completion, Handle, StoreError};
+use spillway_codec::unpack;
 
 impl<P: Protocol> Remote<P> {
     /// Receives from one server and acts on it; an error ends the connection.

@@ -38,10 +38,15 @@ use protocol::Protocol;
 use server::Server;
 
 /// How often deadlines are looked at while all servers are well, and while one is not.
-const TICK_CALM: Duration = Duration::from_millis(250);
+const TICK_CALM: Duration = Duration::from_millis(200);
 const TICK_TROUBLED: Duration = Duration::from_millis(20);
-/// How long a server may be silent while something is asked of it, unless the deadline is shorter.
-const PATIENCE_MAX: Duration = Duration::from_secs(3);
+/// How long a server may be silent while something is asked of it, unless the deadline is shorter: with a tick, a second.
+/// A server that is only slow is asked again over a new connection, which costs little.
+const PATIENCE_MAX: Duration = Duration::from_millis(800);
+/// The least patience with a server, however near the deadline: a busy host may not run it for a while.
+const PATIENCE_MIN: Duration = Duration::from_millis(200);
+/// How long making a connection may take. A server that others keep busy must not be taken for one that is away.
+const GREETING_MAX: Duration = Duration::from_secs(3);
 
 /// What all remote pools may be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,7 +111,7 @@ impl<P: Protocol> Remote<P> {
             random: u64::from(std::process::id()) | 1 << 40,
         };
         remote.set_tick(TICK_TROUBLED);
-        remote.wait_until_ready(now + remote.patience())?;
+        remote.wait_until_ready(now + remote.at_most(GREETING_MAX))?;
         Ok(remote)
     }
 
@@ -133,8 +138,9 @@ impl<P: Protocol> Remote<P> {
         Ok(())
     }
 
-    fn patience(&self) -> Duration {
-        PATIENCE_MAX.min(self.settings.deadline / 3)
+    /// A wait that leaves time for others before the deadline, if that is not very near.
+    fn at_most(&self, longest: Duration) -> Duration {
+        longest.min((self.settings.deadline / 3).max(PATIENCE_MIN))
     }
 
     fn set_tick(&mut self, tick: Duration) {
@@ -184,12 +190,19 @@ impl<P: Protocol> Remote<P> {
     fn has(&mut self, handle: Handle, checksum: u64) -> Option<State> {
         let slot = *self.handles.get_mut(handle);
         let there = slot.state == State::Putting || self.servers[usize::from(slot.server)].has(slot.epoch);
-        (slot.checksum == checksum && there && slot.state != State::Lost).then_some(slot.state)
+        let gone = self.servers[usize::from(slot.server)].is_gone(Instant::now(), self.settings.deadline);
+        (slot.checksum == checksum && there && !gone && slot.state != State::Lost).then_some(slot.state)
     }
 
     fn ask(&mut self, handle: Handle, urgency: Urgency) -> Result<Got, StoreError> {
         let server = usize::from(self.handles.slot(handle).server);
-        let deadline = Instant::now() + self.settings.deadline;
+        let now = Instant::now();
+        if self.servers[server].is_gone(now, self.settings.deadline) {
+            // Others have waited for it long enough. What is only fetched ahead is lost, too: who brings all pages home would
+            // ask for ever.
+            return Err(StoreError::Lost);
+        }
+        let deadline = now + self.settings.deadline;
         let Some(op) = self.ops.get(handle, urgency, deadline) else { return Err(StoreError::Unavailable) };
         let slot = self.handles.slot_mut(handle);
         (slot.state, slot.op) = (State::Getting, op.place());

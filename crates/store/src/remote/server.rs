@@ -27,6 +27,9 @@ const INPUT_BYTES: usize = 64 << 10;
 /// The first pause before connecting again; it doubles up to the longest.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// How often patience with a server that fell silent may double, and after how long it is as before.
+const DOUBLINGS_MAX: u32 = 2;
+const DOUBLED_FOR: Duration = Duration::from_secs(10);
 /// How long a server that declined a page is not asked again.
 const FULL_FOR: Duration = Duration::from_secs(1);
 
@@ -71,6 +74,13 @@ pub(crate) struct Server<P> {
     pub(crate) puts: usize,
     pub(crate) heard: Instant,
     spoke: Instant,
+    /// When it was last asked whether it lives, while it should have answered something else.
+    probed: Instant,
+    /// When the last connection was welcomed, and how often in a row one ended for its silence.
+    welcomed: Instant,
+    silences: u32,
+    /// Since when no connection to it was welcomed, though there should be one.
+    away_since: Option<Instant>,
     pause: Duration,
     /// Why it is down.
     pub(crate) failure: Option<Refusal>,
@@ -101,6 +111,10 @@ impl<P: Protocol> Server<P> {
             puts: 0,
             heard: now,
             spoke: now,
+            probed: now,
+            welcomed: now,
+            silences: 0,
+            away_since: None,
             pause: PAUSE_MIN,
             failure: None,
         }
@@ -213,6 +227,7 @@ impl<P: Protocol> Server<P> {
         self.grant = Grant { batch: grant.batch.clamp(1, BATCH_MAX), ..grant };
         self.condition = Condition { load: 0, free_pages: grant.capacity_pages.map_or(u64::MAX, |(_, free)| free) };
         (self.heard, self.spoke, self.pause, self.failure) = (now, now, PAUSE_MIN, None);
+        (self.probed, self.welcomed, self.away_since) = (now, now, None);
         if let Link::Greeting(connection, _) = std::mem::replace(&mut self.link, Link::Changing) {
             self.link = Link::Ready(connection);
         }
@@ -221,6 +236,7 @@ impl<P: Protocol> Server<P> {
     /// Closes the connection and says when to try again. What was under way is the caller's to end first.
     pub(crate) fn close(&mut self, why: Refusal, now: Instant) {
         self.failure = Some(why);
+        self.away_since.get_or_insert(now);
         self.link = match std::mem::replace(&mut self.link, Link::Changing) {
             Link::Connecting(connection, _)
             | Link::Securing(connection, _)
@@ -232,23 +248,38 @@ impl<P: Protocol> Server<P> {
         self.pause = (self.pause * 2).min(PAUSE_MAX);
     }
 
-    /// Says something if nothing was said for long; an error when nothing was heard for longer than `patience`.
-    pub(crate) fn keep_alive(&mut self, now: Instant, patience: Duration) -> Result<(), Refusal> {
+    /// Whether it has been away for so long that nobody waits for it any more, until it is back.
+    pub(crate) fn is_gone(&self, now: Instant, deadline: Duration) -> bool {
+        self.away_since.is_some_and(|since| now.saturating_duration_since(since) >= deadline)
+    }
+
+    /// Says something if nothing was said for long, or if no answer comes; an error when nothing was heard for longer than
+    /// `patience`, or a connection was not made within `greeting`.
+    ///
+    /// What was asked may take long, as pages in a spill file do. So one that is silent is asked something that does not.
+    pub(crate) fn keep_alive(&mut self, now: Instant, patience: Duration, greeting: Duration) -> Result<(), Refusal> {
         match &mut self.link {
             Link::Connecting(_, since) | Link::Securing(_, since) | Link::Greeting(_, since)
-                if now - *since > patience =>
+                if now - *since > greeting =>
             {
                 Err(silent())
             }
             Link::Ready(connection) => {
-                if self.requests.oldest().is_some_and(|sent| now - sent.max(self.heard) > patience) {
+                let silence = self.requests.oldest().map_or(Duration::ZERO, |sent| now - sent.max(self.heard));
+                if silence > patience * (1 << self.silences) {
+                    // It may be slow rather than away: to connect again and again would not make it faster.
+                    self.silences = (self.silences + 1).min(DOUBLINGS_MAX);
                     return Err(silent());
                 }
-                if now - self.spoke > self.grant.heartbeat
+                if self.silences > 0 && now - self.welcomed > DOUBLED_FOR {
+                    self.silences = 0;
+                }
+                let probe = silence > patience / 4 && now - self.probed > patience / 4;
+                if (probe || now - self.spoke > self.grant.heartbeat)
                     && let Some(id) = self.requests.add(std::iter::empty(), 64, now)
                 {
                     self.protocol.heartbeat(connection.out(), id);
-                    self.spoke = now;
+                    (self.spoke, self.probed) = (now, now);
                 }
                 Ok(())
             }

@@ -8,7 +8,7 @@ use super::ops::{Kind, OpId, Stage};
 use super::protocol::{Protocol, Refusal};
 use super::requests::Asked;
 use super::server::Server;
-use super::{Remote, TICK_CALM, TICK_TROUBLED, wait};
+use super::{GREETING_MAX, PATIENCE_MAX, Remote, TICK_CALM, TICK_TROUBLED, wait};
 use crate::{Completion, Handle, Store, StoreError};
 
 /// How long leaving takes at most: a million pages, at 500,000 a second.
@@ -122,23 +122,39 @@ impl<P: Protocol> Remote<P> {
     pub(super) fn keep_house(&mut self, now: Instant, done: &mut dyn FnMut(Completion<'_>)) {
         let mut expirations = [0; 8];
         let _ = rustix::io::read(&self.timer, &mut expirations);
-        let patience = self.patience();
+        let (patience, greeting) = (self.at_most(PATIENCE_MAX), self.at_most(GREETING_MAX));
+        if now.saturating_duration_since(self.next_tick) > TICK_CALM * 2 {
+            // It was us who did not run: no silence of others follows from that.
+            self.servers.iter_mut().for_each(|server| server.heard = now);
+        }
         for at in 0..self.servers.len() {
             self.servers[at].leave_now = true;
-            if let Err(why) = self.servers[at].keep_alive(now, patience) {
+            if let Err(why) = self.servers[at].keep_alive(now, patience, greeting) {
                 self.disconnect(at, why, now, done);
             }
         }
-        if self.ops.is_overdue(now) {
-            for id in self.ops.ids() {
-                if self.ops.get_mut(id).is_some_and(|op| op.is_overdue(now)) {
-                    self.lose(id, done);
-                }
-            }
-        }
+        self.lose_overdue(now, done);
         let calm = self.servers.iter().all(Server::is_ready);
         self.set_tick(if calm { TICK_CALM } else { TICK_TROUBLED });
         self.next_tick = now + self.tick / 2;
+    }
+
+    /// Gives up what was asked for too long ago, or waits for a server that has been away for as long as anyone waits: one
+    /// that is dead must not cost each page a deadline of its own.
+    fn lose_overdue(&mut self, now: Instant, done: &mut dyn FnMut(Completion<'_>)) {
+        let deadline = self.settings.deadline;
+        let is_gone = |server: &Server<P>| server.is_gone(now, deadline);
+        if !self.ops.is_overdue(now) && !self.servers.iter().any(is_gone) {
+            return;
+        }
+        for id in self.ops.ids() {
+            let Some(&mut op) = self.ops.get_mut(id) else { continue };
+            let server = &self.servers[usize::from(self.handles.slot(op.handle).server)];
+            let waits = matches!(op.kind, Kind::Get(_)) && op.stage == Stage::Queued;
+            if op.is_overdue(now) || waits && is_gone(server) {
+                self.lose(id, done);
+            }
+        }
     }
 }
 

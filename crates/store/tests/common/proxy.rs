@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// Passes bytes on. Its threads end with the connections.
 pub struct Proxy {
@@ -18,6 +19,7 @@ struct State {
     /// What comes from the server is damaged: one bit of each so many bytes.
     damage_every: AtomicU64,
     refuses: AtomicBool,
+    holds: AtomicBool,
     open: Mutex<Vec<TcpStream>>,
 }
 
@@ -57,6 +59,11 @@ impl Proxy {
         self.state.refuses.store(refuse, SeqCst);
     }
 
+    /// Passes nothing on that comes from the server, or does again; the connections stay.
+    pub fn hold(&self, hold: bool) {
+        self.state.holds.store(hold, SeqCst);
+    }
+
     pub fn cut(&self) {
         for socket in self.state.open.lock().unwrap().drain(..) {
             let _ = socket.shutdown(Shutdown::Both);
@@ -69,6 +76,9 @@ fn pass(mut from: TcpStream, mut to: TcpStream, state: Option<&State>) {
     let mut passed = 0;
     while let Ok(bytes @ 1..) = from.read(&mut buffer) {
         let mut bytes = &mut buffer[..bytes];
+        while state.is_some_and(|state| state.holds.load(SeqCst)) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
         let cut_after = state.map_or(0, |state| state.cut_after.load(SeqCst));
         let last = cut_after > 0 && passed + bytes.len() as u64 > cut_after;
         if last {

@@ -10,7 +10,7 @@ use spillway_core::{PAGE_BYTES, Page};
 
 /// A block that does not decode to a page.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Undecodable;
+pub struct Undecodable;
 
 /// Decodes `block`. After an error, `into` holds anything.
 pub(crate) fn decode(block: &[u8], into: &mut Page) -> Result<(), Undecodable> {
