@@ -52,7 +52,8 @@ pub(crate) fn attach(args: &Args) -> Result<u8, Failure> {
             "process {pid} is managed already: `spillway resize {pid} SIZE` changes its budget"
         )));
     }
-    let options = Options { local, store: pool::open(&args.pool)?, on_pager_death: OnPagerDeath::HoldTarget };
+    let options =
+        Options { local, store: pool::open(&args.pool)?, on_pager_death: OnPagerDeath::HoldTarget, recording: None };
     let service = Arc::new(Service::new(Pager::adopt(args.pid, options)?, args.pid, 0));
     let listening = sockets::bind().and_then(|(listener, bound)| {
         let listening = control::listen(listener, Arc::clone(&service)).map_err(|error| error.to_string());

@@ -154,6 +154,7 @@ fn start(args: &Args) -> Result<Pager, Failure> {
         local: local::parse(&args.local)?,
         store: pool::open(&args.pool)?,
         on_pager_death: OnPagerDeath::KillTarget,
+        recording: None,
     };
     let _ = std::env::set_current_dir("/"); // A file system that the target has left can be unmounted.
     Ok(Pager::follow(args.front, options)?)

@@ -168,7 +168,7 @@ impl Pager {
         self.kept.sort_unstable();
     }
 
-    fn is_kept(&self, page: PageIndex) -> bool {
+    pub(crate) fn is_kept(&self, page: PageIndex) -> bool {
         self.kept.binary_search_by_key(&page, |(kept, _)| *kept).is_ok()
     }
 

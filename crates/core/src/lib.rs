@@ -6,9 +6,11 @@ pub mod mappings;
 pub mod page;
 pub mod pager;
 pub mod regions;
+pub mod sample;
 pub mod size;
 pub mod streams;
 pub mod table;
 pub mod units;
+pub mod window;
 
 pub use units::{Address, PAGE_BYTES, PAGE_BYTES_U64, Page, PageIndex, Span, TargetId};

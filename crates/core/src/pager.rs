@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use crate::mappings::Vacated;
 use crate::page::{BufferIndex, Entry, HandleBits, Released, State, Step};
 use crate::regions::Regions;
-use crate::streams::Streams;
+use crate::streams::{BLOCK_PAGES_MAX, Streams};
 use crate::table::{Hand, Table};
 use crate::units::{Address, PageIndex, TargetId};
 
@@ -152,6 +152,20 @@ pub struct Config {
     pub buffers: u32,
 }
 
+/// The most pages that one fault moves, 1 to [`BLOCK_PAGES_MAX`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blocks {
+    /// Filled with zeros.
+    pub fill_pages: u64,
+    /// Fetched.
+    pub fetch_pages: u64,
+}
+
+impl Blocks {
+    /// What streams are worth: full blocks.
+    pub const LARGEST: Self = Self { fill_pages: BLOCK_PAGES_MAX, fetch_pages: BLOCK_PAGES_MAX };
+}
+
 /// The table and the policies over it. See the module's documentation.
 pub struct Pager {
     pub(crate) regions: Regions,
@@ -174,6 +188,8 @@ pub struct Pager {
     budget: Budget,
     /// How far past the budget faults may go, and how far past what was local when they might.
     overdraft: (u64, u64),
+    blocks: Blocks,
+    pub(crate) window: Option<Hand>,
     used_peak: u64,
     /// A scan found pages beyond the budget, and eviction has not caught up yet.
     pub(crate) in_burst: bool,
@@ -203,6 +219,8 @@ impl Pager {
             buffers: config.buffers,
             budget: config.budget,
             overdraft: (0, 0),
+            blocks: Blocks::LARGEST,
+            window: None,
             used_peak: 0,
             in_burst: false,
         }
@@ -217,6 +235,11 @@ impl Pager {
     /// Changes the budget.
     pub fn set_budget(&mut self, budget: Budget) {
         self.budget = budget;
+    }
+
+    /// Changes how many pages a fault moves.
+    pub fn set_blocks(&mut self, blocks: Blocks) {
+        self.blocks = blocks;
     }
 
     /// The budget as it was set.
@@ -343,7 +366,8 @@ impl Pager {
             State::Untouched | State::Remote if room == 0 => Plan::NoRoom,
             State::Untouched | State::Remote => {
                 let most = region.span.end.pages_since(address).min(room);
-                let wanted = self.streams[target.0 as usize].suggest(page).min(most);
+                let longest = if state == State::Untouched { self.blocks.fill_pages } else { self.blocks.fetch_pages };
+                let wanted = self.streams[target.0 as usize].suggest(page, longest).min(most);
                 let alike = self.alike(page, wanted);
                 if state == State::Untouched {
                     self.streams[target.0 as usize].moved(page, alike);

@@ -218,6 +218,11 @@ impl Table {
         self.next_where(hand, |chunk| chunk.mapped > 0, clean)
     }
 
+    /// The next page at or after `hand` that may be captured, before the table's end. No chance is taken or given.
+    pub fn next_candidate(&self, hand: &mut Hand) -> Option<PageIndex> {
+        self.next_where(hand, |chunk| chunk.mapped > 0, Entry::is_candidate)
+    }
+
     fn next_where(
         &self,
         hand: &mut Hand,

@@ -57,7 +57,7 @@ impl Pager {
     }
 
     fn start(root: i32, parent: Option<i32>, options: Options) -> Result<Self, Error> {
-        let Options { local, store, on_pager_death } = options;
+        let Options { local, store, on_pager_death, recording } = options;
         let system = |what| move |error| Error::System { what, error };
         // Without the right to lock memory the pager still works, and `doctor` says what that costs.
         let _ = lock_memory();
@@ -71,7 +71,7 @@ impl Pager {
         let (budget, ringing, publishing) = (budget(local), Arc::clone(&bell), Arc::clone(&shared));
         thread::Builder::new()
             .name("faults".into())
-            .spawn(move || Driver::new(budget, store, orders, ringing, reports, publishing).run())
+            .spawn(move || Driver::new(budget, store, recording, orders, ringing, reports, publishing).run())
             .map_err(system("starting the fault thread"))?;
         let watcher = Watcher::new(
             parent,
@@ -166,5 +166,6 @@ fn budget(local: Local) -> Budget {
         Local::Percent(percent) => {
             Budget::Percent { percent: percent.into(), floor_pages: LOCAL_FLOOR_BYTES / PAGE_BYTES_U64 }
         }
+        Local::All => Budget::Pages(u64::MAX),
     }
 }

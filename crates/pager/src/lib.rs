@@ -11,6 +11,7 @@ mod error;
 mod handle;
 mod placement;
 pub mod procfs;
+mod recording;
 mod removals;
 mod restart;
 mod shared;
@@ -21,6 +22,7 @@ mod watcher;
 pub use doctor::{Check, doctor};
 pub use error::Error;
 pub use handle::Pager;
+pub use recording::{Recording, Windows};
 
 use spillway_store::Store;
 
@@ -31,6 +33,8 @@ pub enum Local {
     Bytes(u64),
     /// A share (1 to 100) of what the targets have touched so far, never below [`LOCAL_FLOOR_BYTES`].
     Percent(u8),
+    /// No limit: nothing leaves for want of room.
+    All,
 }
 
 /// The smallest budget: below it faults would wait for each other's evictions.
@@ -53,6 +57,8 @@ pub struct Options {
     pub store: Box<dyn Store>,
     /// What becomes of targets without a pager.
     pub on_pager_death: OnPagerDeath,
+    /// Where to record what happens, for study.
+    pub recording: Option<Recording>,
 }
 
 /// Counters at one moment. Sizes in bytes, times in microseconds.

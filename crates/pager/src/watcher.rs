@@ -441,7 +441,7 @@ impl Watcher {
                 let local = self.shared.numbers.local_pages.load(Relaxed);
                 (bytes / PAGE_BYTES_U64 / 2).saturating_sub(local)
             }
-            Local::Percent(_) => ADOPT_PAGES,
+            Local::Percent(_) | Local::All => ADOPT_PAGES,
         }
     }
 
@@ -451,7 +451,7 @@ impl Watcher {
         }
         let least = match self.local {
             Local::Bytes(bytes) => (bytes / PAGE_BYTES_U64 / 16).clamp(512, ADOPT_PAGES),
-            Local::Percent(_) => ADOPT_PAGES,
+            Local::Percent(_) | Local::All => ADOPT_PAGES,
         };
         let candidates: Vec<i32> = self
             .processes

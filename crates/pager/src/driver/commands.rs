@@ -187,6 +187,9 @@ impl Driver {
             }
             Command::Ended { target } => {
                 self.awaits_agent = false;
+                if let Some(tape) = &mut self.tape {
+                    tape.ended(&self.core, target);
+                }
                 self.core.ended(target);
                 let slot = self.targets.get_mut(target.0 as usize).and_then(Option::take);
                 slot.into_iter().flat_map(|target| target.buffers).for_each(|b| self.core.return_buffer(b));
