@@ -18,6 +18,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, Sender};
 
 use spillway_core::pager::{Budget, Config, Outcome, Pager, Plan, Served, Stop};
+use spillway_core::policy::Settings;
 use spillway_core::streams::BLOCK_PAGES_MAX;
 use spillway_core::{Span, TargetId};
 use spillway_store::{Store, Urgency};
@@ -83,6 +84,7 @@ impl Driver {
     /// A driver without targets, to be run on the thread that makes it.
     pub fn new(
         budget: Budget,
+        replacement: Settings,
         store: Box<dyn Store>,
         commands: Receiver<Command>,
         bell: Arc<Bell>,
@@ -92,6 +94,7 @@ impl Driver {
         shared.thread.store(thread_id(), Relaxed);
         let follow = std::env::var_os("SPILLWAY_PLACEMENT").is_none_or(|value| value != "off");
         let mut core = Pager::new(Config { budget, buffers: BUFFERS });
+        core.set_replacement(replacement);
         core.restock();
         Self {
             core,
@@ -368,7 +371,7 @@ impl Driver {
             self.bring_home();
         } else if self.core.wanted_captures() > 0 {
             // While faults keep coming they are served from the reserve, and pages leave when it runs low.
-            if !busy || self.core.free_pages() < self.core.batch_pages() / 4 {
+            if !busy || self.core.free_pages() < self.core.low_pages() {
                 self.evict();
             }
         } else if !busy {

@@ -22,6 +22,7 @@ pub use doctor::{Check, doctor};
 pub use error::Error;
 pub use handle::Pager;
 
+use spillway_core::policy::Settings;
 use spillway_store::Store;
 
 /// How much local memory the targets may use, all of them together.
@@ -49,6 +50,8 @@ pub enum OnPagerDeath {
 pub struct Options {
     /// The budget.
     pub local: Local,
+    /// Which pages leave, when and whose.
+    pub replacement: Settings,
     /// Where evicted pages go.
     pub store: Box<dyn Store>,
     /// What becomes of targets without a pager.
@@ -77,6 +80,12 @@ pub struct Snapshot {
     pub burst_peak_bytes: u64,
     /// The budget in force.
     pub budget_bytes: u64,
+    /// Which pages leave first, by name.
+    pub policy: String,
+    /// When pages leave, by name.
+    pub evict: String,
+    /// Whose pages leave, by name.
+    pub scope: String,
     /// Pages whose only copy is in the pool, times 4 KiB.
     pub stored_bytes: u64,
     /// What the pool keeps for all of its pages, after compression and sharing.
