@@ -8,7 +8,7 @@ use crate::progress::{self, Progress};
 use crate::report::{self, StatsFile};
 use crate::service::{Detachment, Service};
 use crate::trouble::Trouble;
-use crate::{control, local, pool, say, sockets, sys};
+use crate::{control, local, pool, replacement, say, sockets, sys};
 use spillway_core::size::Bytes;
 use spillway_pager::{OnPagerDeath, Options, Pager};
 use std::path::PathBuf;
@@ -30,6 +30,8 @@ pub(crate) struct Args {
     /// Where the rest goes; local: is this host, compressed
     #[arg(long, value_name = "URL", default_value = pool::DEFAULT)]
     pool: String,
+    #[command(flatten)]
+    replacement: replacement::Args,
     /// Write the final counters to this file, as JSON
     #[arg(long, value_name = "FILE")]
     stats: Option<PathBuf>,
@@ -52,8 +54,8 @@ pub(crate) fn attach(args: &Args) -> Result<u8, Failure> {
             "process {pid} is managed already: `spillway resize {pid} SIZE` changes its budget"
         )));
     }
-    let options =
-        Options { local, store: pool::open(&args.pool)?, on_pager_death: OnPagerDeath::HoldTarget, recording: None };
+    let (replacement, on_pager_death) = (args.replacement.settings(), OnPagerDeath::HoldTarget);
+    let options = Options { local, replacement, store: pool::open(&args.pool)?, on_pager_death, recording: None };
     let service = Arc::new(Service::new(Pager::adopt(args.pid, options)?, args.pid, 0));
     let listening = sockets::bind().and_then(|(listener, bound)| {
         let listening = control::listen(listener, Arc::clone(&service)).map_err(|error| error.to_string());

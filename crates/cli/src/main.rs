@@ -16,12 +16,14 @@ mod pool_status;
 mod processes;
 mod progress;
 mod ps;
+mod replacement;
 mod report;
 mod resize;
 mod run;
 mod say;
 mod serve;
 mod service;
+mod set;
 mod sockets;
 mod stops;
 mod sys;
@@ -45,7 +47,8 @@ Exit status:
 Examples:
   spillway run --local 2G -- python3 train.py
   spillway attach 4711 --local 1G
-  spillway resize 4711 4G";
+  spillway resize 4711 4G
+  spillway set 4711 policy=lru3 evict=pre-evict";
 
 /// Runs or adopts any program inside a budget of local memory; the rest goes to a pool
 #[derive(Parser)]
@@ -65,6 +68,8 @@ enum Command {
     Detach(detach::Args),
     /// Change the budget of a managed process
     Resize(resize::Args),
+    /// Change which pages of a managed process leave, when and whose
+    Set(set::Args),
     /// List managed processes and what they hold
     Ps(ps::Args),
     /// Look at a pool's servers
@@ -92,6 +97,7 @@ fn perform(command: &Command) -> Result<u8, Failure> {
         Command::Attach(args) => attach::attach(args),
         Command::Detach(args) => detach::detach(args),
         Command::Resize(args) => resize::resize(args),
+        Command::Set(args) => set::set(args),
         Command::Ps(args) => ps::ps(args),
         Command::Pool(args) => pool_status::pool(args),
         Command::Serve(args) => serve::serve(args),

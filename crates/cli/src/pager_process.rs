@@ -9,8 +9,9 @@ use crate::failure::{FAILED, Failure};
 use crate::lines::Lines;
 use crate::service::{Listing, Service};
 use crate::trouble::Trouble;
-use crate::{local, pool, say, sockets, sys};
+use crate::{local, pool, replacement, say, sockets, sys};
 use serde_json::json;
+use spillway_core::policy::Settings;
 use spillway_pager::{OnPagerDeath, Options, Pager, Snapshot};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
@@ -42,6 +43,8 @@ pub(crate) struct Args {
     /// As for `run`
     #[arg(long)]
     pool: String,
+    #[command(flatten)]
+    replacement: replacement::Args,
 }
 
 /// The pager's process as the front sees it.
@@ -52,7 +55,7 @@ pub(crate) struct PagerProcess {
 
 impl PagerProcess {
     /// Starts the pager of this process's future children, and waits until it is ready.
-    pub(crate) fn start(local: &str, pool: &str) -> Result<(Self, Option<String>), Failure> {
+    pub(crate) fn start(local: &str, pool: &str, settings: Settings) -> Result<(Self, Option<String>), Failure> {
         let failed = |error: std::io::Error| {
             Failure::new(FAILED, format!("the pager could not be started: {}", say::error(&error)))
         };
@@ -63,6 +66,7 @@ impl PagerProcess {
         command.arg(format!("--socket={}", theirs.as_raw_fd()));
         command.arg(format!("--front={}", std::process::id()));
         command.arg(format!("--local={local}")).arg(format!("--pool={pool}"));
+        command.args(replacement::options(settings));
         command.stdin(Stdio::null()).stdout(Stdio::null());
         sys::prepare_pager(&mut command, theirs.as_raw_fd());
         let mut child = command.spawn().map_err(failed)?;
@@ -152,6 +156,7 @@ pub(crate) fn serve(args: &Args) -> Result<u8, Failure> {
 fn start(args: &Args) -> Result<Pager, Failure> {
     let options = Options {
         local: local::parse(&args.local)?,
+        replacement: args.replacement.settings(),
         store: pool::open(&args.pool)?,
         on_pager_death: OnPagerDeath::KillTarget,
         recording: None,

@@ -13,7 +13,7 @@ use crate::report::{self, StatsFile};
 use crate::stops;
 use crate::sys::{self, Caught, Change};
 use crate::witness::Witness;
-use crate::{local, pool, processes, say};
+use crate::{local, pool, processes, replacement, say};
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
 use std::os::unix::process::ExitStatusExt;
@@ -30,6 +30,8 @@ pub(crate) struct Args {
     /// Where the rest goes; local: is this host, compressed
     #[arg(long, value_name = "URL", default_value = pool::DEFAULT)]
     pool: String,
+    #[command(flatten)]
+    replacement: replacement::Args,
     /// Write the final counters to this file, as JSON
     #[arg(long, value_name = "FILE")]
     stats: Option<PathBuf>,
@@ -46,7 +48,7 @@ pub(crate) fn run(args: &Args) -> Result<u8, Failure> {
     local::parse(&args.local)?;
     pool::parse(&args.pool)?;
     let stats = args.stats.as_deref().map(StatsFile::prepare).transpose()?;
-    let (mut pager, warning) = PagerProcess::start(&args.local, &args.pool)?;
+    let (mut pager, warning) = PagerProcess::start(&args.local, &args.pool, args.replacement.settings())?;
     if let Some(warning) = warning.filter(|_| !args.quiet) {
         say::note(warning);
     }

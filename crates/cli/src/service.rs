@@ -5,6 +5,7 @@
 
 use crate::stops;
 use serde::{Deserialize, Serialize};
+use spillway_core::policy::{SettingError, Settings};
 use spillway_pager::{Local, Pager, Snapshot};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -19,6 +20,8 @@ pub(crate) trait Paging: Send + Sync {
     fn snapshot(&self) -> Snapshot;
     /// Changes the budget.
     fn set_local(&self, local: Local);
+    /// Changes the replacement settings, from what they are.
+    fn change_replacement(&self, change: &mut dyn FnMut(&mut Settings));
     /// Brings all pages home.
     fn detach(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<(), String>;
     /// Whether any process is managed or watched.
@@ -32,6 +35,10 @@ impl Paging for Pager {
 
     fn set_local(&self, local: Local) {
         Self::set_local(self, local);
+    }
+
+    fn change_replacement(&self, change: &mut dyn FnMut(&mut Settings)) {
+        Self::change_replacement(self, change);
     }
 
     fn detach(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<(), String> {
@@ -159,6 +166,27 @@ impl<P: Paging> Service<P> {
         self.pager.set_local(local);
     }
 
+    /// Changes replacement settings, given as `KEY=VALUE`: all of them, or none when one is wrong.
+    pub(crate) fn set(&self, pairs: &[String]) -> Result<(), SettingError> {
+        let mut done = Ok(());
+        self.pager.change_replacement(&mut |settings| {
+            let mut changed = *settings;
+            done = pairs.iter().try_for_each(|pair| changed.set(pair));
+            if done.is_ok() {
+                *settings = changed;
+            }
+        });
+        done
+    }
+
+    /// The replacement settings now.
+    #[cfg(test)]
+    pub(crate) fn replacement(&self) -> Settings {
+        let mut now = Settings::default();
+        self.pager.change_replacement(&mut |settings| now = *settings);
+        now
+    }
+
     /// Whether any process is left to serve.
     pub(crate) fn has_targets(&self) -> bool {
         self.pager.has_targets()
@@ -226,6 +254,7 @@ mod tests {
             Snapshot { stored_bytes: stored, stored_compressed_bytes: stored / 2, processes, ..Snapshot::default() }
         }
         fn set_local(&self, _: Local) {}
+        fn change_replacement(&self, _: &mut dyn FnMut(&mut Settings)) {}
         fn detach(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<(), String> {
             progress(1, 2);
             self.end.lock().expect("sound").recv().expect("told")

@@ -1,10 +1,12 @@
 //! The pager's pure centre: no thread, no socket, no clock, no unsafe code.
 #![forbid(unsafe_code)]
 
+mod captures;
 pub mod evict;
 pub mod mappings;
 pub mod page;
 pub mod pager;
+pub mod policy;
 pub mod regions;
 pub mod sample;
 pub mod size;

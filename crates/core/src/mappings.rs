@@ -120,6 +120,7 @@ impl Pager {
         self.vacated.retain(|vacated| vacated.target != target);
         self.kept.retain(|(_, whose)| *whose != target);
         self.forget_all(target, Span { start: Address(0), end: Address(!0xfff) });
+        self.replacement.end_target(target);
     }
 
     /// `parent` forked: the child's address space starts with what the parent had evicted. What is resident is shared

@@ -4,6 +4,7 @@
 //! The sweep takes its time while the target runs. What is captured once a window and faulted back is not captured again
 //! before the next, so each fault is the first touch of its page since the sweep passed it.
 
+use crate::captures::is_kept;
 use crate::evict::Run;
 use crate::pager::Pager;
 use crate::sample::hash;
@@ -40,7 +41,7 @@ impl Pager {
                 self.window = None;
                 return whose;
             };
-            if hash(page.0) >= hash_below || self.is_kept(page) {
+            if hash(page.0) >= hash_below || is_kept(&self.kept, page) {
                 continue;
             }
             let Some((target, address)) = self.regions.address_of(page).filter(|(target, _)| may(*target)) else {

@@ -19,6 +19,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, Sender};
 
 use spillway_core::pager::{Budget, Config, Outcome, Pager, Plan, Served, Stop};
+use spillway_core::policy::Settings;
 use spillway_core::streams::BLOCK_PAGES_MAX;
 use spillway_core::{Span, TargetId};
 use spillway_store::{Store, Urgency};
@@ -88,6 +89,7 @@ impl Driver {
     /// A driver without targets, to be run on the thread that makes it.
     pub fn new(
         budget: Budget,
+        replacement: Settings,
         store: Box<dyn Store>,
         recording: Option<Recording>,
         commands: Receiver<Command>,
@@ -98,6 +100,7 @@ impl Driver {
         shared.thread.store(thread_id(), Relaxed);
         let follow = std::env::var_os("SPILLWAY_PLACEMENT").is_none_or(|value| value != "off");
         let mut core = Pager::new(Config { budget, buffers: BUFFERS });
+        core.set_replacement(replacement);
         core.restock();
         let tape = recording.map(|recording| Tape::begin(recording, &mut core));
         Self {
@@ -384,7 +387,7 @@ impl Driver {
             self.sweep();
         } else if self.core.wanted_captures() > 0 {
             // While faults keep coming they are served from the reserve, and pages leave when it runs low.
-            if !busy || self.core.free_pages() < self.core.batch_pages() / 4 {
+            if !busy || self.core.free_pages() < self.core.low_pages() {
                 self.evict();
             }
         } else if !busy {

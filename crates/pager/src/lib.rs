@@ -24,6 +24,7 @@ pub use error::Error;
 pub use handle::Pager;
 pub use recording::{Recording, Windows};
 
+use spillway_core::policy::Settings;
 use spillway_store::Store;
 
 /// How much local memory the targets may use, all of them together.
@@ -53,6 +54,8 @@ pub enum OnPagerDeath {
 pub struct Options {
     /// The budget.
     pub local: Local,
+    /// Which pages leave, when and whose.
+    pub replacement: Settings,
     /// Where evicted pages go.
     pub store: Box<dyn Store>,
     /// What becomes of targets without a pager.
@@ -83,6 +86,12 @@ pub struct Snapshot {
     pub burst_peak_bytes: u64,
     /// The budget in force.
     pub budget_bytes: u64,
+    /// Which pages leave first, by name.
+    pub policy: String,
+    /// When pages leave, by name.
+    pub evict: String,
+    /// Whose pages leave, by name.
+    pub scope: String,
     /// Pages whose only copy is in the pool, times 4 KiB.
     pub stored_bytes: u64,
     /// What the pool keeps for all of its pages, after compression and sharing.

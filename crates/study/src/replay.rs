@@ -12,18 +12,12 @@ use std::collections::BTreeMap;
 use spillway_core::evict::{Captured, Run, Write};
 use spillway_core::page::{HandleBits, State};
 use spillway_core::pager::{Blocks, Budget, Config, Outcome, Pager, Plan};
+use spillway_core::policy::Settings;
 use spillway_core::{Address, PageIndex, Span, TargetId};
 
-use crate::references::{Dense, Does, References};
+pub use spillway_core::policy::{Kind, Scheme};
 
-/// When pages leave.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scheme {
-    /// When a fault finds no room.
-    OnDemand,
-    /// Ahead of the faults.
-    PreEvict,
-}
+use crate::references::{Dense, Does, References};
 
 /// What things take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +35,8 @@ pub struct Costs {
 pub struct Setting {
     /// The budget; at least [`LOCAL_PAGES_LEAST`].
     pub local_pages: u64,
+    /// Which pages leave.
+    pub policy: Kind,
     /// When pages leave.
     pub scheme: Scheme,
     /// The most pages that a fault moves.
@@ -139,6 +135,8 @@ impl<'a> Replay<'a> {
         let budget = Budget::Pages(setting.local_pages.max(LOCAL_PAGES_LEAST));
         let mut core = Pager::new(Config { budget, buffers: BUFFERS });
         core.set_blocks(Blocks { fill_pages: setting.block_pages, fetch_pages: setting.block_pages });
+        core.set_replacement(Settings { policy: setting.policy, evict: setting.scheme, ..Settings::default() });
+        core.restock();
         let target = core.add_target();
         let mut places = vec![(PageIndex(0), Address(0)); pages];
         let mut by_index = BTreeMap::new();
@@ -260,7 +258,7 @@ impl<'a> Replay<'a> {
     /// What leaves between two faults: as the driver does it, while faults keep coming only when the reserve runs low.
     fn evict_ahead(&mut self) {
         while self.write(false) {}
-        if self.core.wanted_captures() > 0 && self.core.free_pages() < self.core.batch_pages() / 4 {
+        if self.core.wanted_captures() > 0 && self.core.free_pages() < self.core.low_pages() {
             self.capture(self.core.wanted_captures().min(self.core.batch_pages()));
         }
     }
