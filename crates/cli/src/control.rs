@@ -56,6 +56,8 @@ pub(crate) enum Request {
         /// Which of the two.
         now: bool,
     },
+    /// Only from `spillway run`: what is recorded is to be complete; how much it was, as [`crate::recorder::Totals`].
+    EndRecording,
 }
 
 /// What a pager answers.
@@ -144,7 +146,9 @@ pub(crate) fn answer_all<P: Paging>(lines: &mut Lines, service: &Service<P>, pee
         let _under_way = service.answering();
         let reply = match line {
             Ok(line) => match serde_json::from_slice(&line) {
-                Ok(Request::Target { .. } | Request::Stopping { .. }) if peer != Peer::Front => {
+                Ok(Request::Target { .. } | Request::Stopping { .. } | Request::EndRecording)
+                    if peer != Peer::Front =>
+                {
                     Reply::Error("only `spillway run` may say that".into())
                 }
                 Ok(request) => answer(request, lines, service),
@@ -203,6 +207,11 @@ fn answer<P: Paging>(request: Request, lines: &mut Lines, service: &Service<P>) 
             service.set_front_stopping(now);
             Reply::Ok(json!({}))
         }
+        Request::EndRecording => match service.end_recording() {
+            Some(Ok(totals)) => Reply::Ok(json!(totals)),
+            Some(Err(error)) => Reply::Error(error),
+            None => Reply::Error("this pager records nothing".into()),
+        },
     }
 }
 

@@ -3,6 +3,7 @@
 //! Invariants: standard output belongs to the target, to `ps` and to `doctor`; everything else we say goes to standard
 //! error, a line at a time. Every way to end is listed in [`EXIT_STATUSES`].
 
+mod advise;
 mod attach;
 mod control;
 mod detach;
@@ -16,6 +17,7 @@ mod pool_status;
 mod processes;
 mod progress;
 mod ps;
+mod recorder;
 mod replacement;
 mod report;
 mod resize;
@@ -24,9 +26,11 @@ mod say;
 mod serve;
 mod service;
 mod set;
+mod sim;
 mod sockets;
 mod stops;
 mod sys;
+mod trace;
 mod trouble;
 mod witness;
 
@@ -76,6 +80,12 @@ enum Command {
     Pool(pool_status::Args),
     /// Lend this host's memory to others
     Serve(serve::Args),
+    /// Record what a pager sees of a program
+    Trace(trace::Args),
+    /// Replay a trace under each policy, and the optimum
+    Sim(sim::Args),
+    /// Say how much local memory a program needs
+    Advise(advise::Args),
     /// Examine this machine: what is missing, what it costs, what mends it
     Doctor(doctor::Args),
     #[command(name = "__pager", hide = true)]
@@ -101,6 +111,9 @@ fn perform(command: &Command) -> Result<u8, Failure> {
         Command::Ps(args) => ps::ps(args),
         Command::Pool(args) => pool_status::pool(args),
         Command::Serve(args) => serve::serve(args),
+        Command::Trace(args) => trace::trace(args),
+        Command::Sim(args) => sim::sim(args),
+        Command::Advise(args) => advise::advise(args),
         Command::Doctor(args) => doctor::doctor(args),
         Command::Pager(args) => pager_process::serve(args),
     }

@@ -3,7 +3,9 @@
 //! Invariants: at most one detachment is under way; once it has succeeded the pages are home and nothing else is asked
 //! of the pager but its counters; a failed one leaves everything managed.
 
+use crate::recorder::Totals;
 use crate::stops;
+use crate::trace::FileRecorder;
 use serde::{Deserialize, Serialize};
 use spillway_core::policy::{SettingError, Settings};
 use spillway_pager::{Local, Pager, Snapshot};
@@ -79,6 +81,8 @@ pub(crate) struct Service<P = Pager> {
     /// Whether the front stopped itself because the target had stopped.
     front_stopping: AtomicBool,
     detachment: Mutex<Detachment>,
+    /// What writes down what the pager sees, if anything does.
+    recorder: Mutex<Option<FileRecorder>>,
     /// Requests that were read and whose answers are not yet sent.
     answering: AtomicUsize,
     /// The most that was seen in the pool, and what the pool kept for it.
@@ -117,9 +121,21 @@ impl<P: Paging> Service<P> {
             front,
             front_stopping: AtomicBool::new(false),
             detachment: Mutex::new(Detachment::None),
+            recorder: Mutex::new(None),
             answering: AtomicUsize::new(0),
             stored_peak: Mutex::new((0, 0)),
         }
+    }
+
+    /// The same, of a pager that records.
+    pub(crate) fn recording(self, recorder: Option<FileRecorder>) -> Self {
+        Self { recorder: Mutex::new(recorder), ..self }
+    }
+
+    /// Ends the recording, if there is one.
+    pub(crate) fn end_recording(&self) -> Option<Result<Totals, String>> {
+        let recorder = self.recorder.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        Some(recorder.finish().map(|(_, totals)| totals))
     }
 
     /// The process that stands for the tree; 0 as long as it is not started.

@@ -12,6 +12,7 @@ pub mod sample;
 pub mod size;
 pub mod streams;
 pub mod table;
+pub mod time;
 pub mod units;
 pub mod window;
 

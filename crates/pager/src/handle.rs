@@ -73,7 +73,9 @@ impl Pager {
         let (budget, ringing, publishing) = (budget(local), Arc::clone(&bell), Arc::clone(&shared));
         thread::Builder::new()
             .name("faults".into())
-            .spawn(move || Driver::new(budget, replacement, store, recording, orders, ringing, reports, publishing).run())
+            .spawn(move || {
+                Driver::new(budget, replacement, store, recording, orders, ringing, reports, publishing).run()
+            })
             .map_err(system("starting the fault thread"))?;
         let watcher = Watcher::new(
             parent,

@@ -22,13 +22,7 @@ fn with(references: &References, local_pages: u64, scheme: Scheme, block_pages: 
     with_policy(references, local_pages, Kind::Clock, scheme, block_pages)
 }
 
-fn with_policy(
-    references: &References,
-    local_pages: u64,
-    policy: Kind,
-    scheme: Scheme,
-    block_pages: u64,
-) -> Replayed {
+fn with_policy(references: &References, local_pages: u64, policy: Kind, scheme: Scheme, block_pages: u64) -> Replayed {
     replay(references, Setting { local_pages, policy, scheme, block_pages, costs: COSTS })
 }
 
