@@ -64,7 +64,7 @@ pub(crate) struct Job<'a> {
 
 /// Adopts the process and stays until it is gone or free.
 pub(crate) fn attach(args: &Args) -> Result<u8, Failure> {
-    manage(Job {
+    manage(&Job {
         pid: args.pid,
         local: &args.local,
         pool: &args.pool,
@@ -77,7 +77,7 @@ pub(crate) fn attach(args: &Args) -> Result<u8, Failure> {
 }
 
 /// Does what `attach` does.
-pub(crate) fn manage(args: Job<'_>) -> Result<u8, Failure> {
+pub(crate) fn manage(args: &Job<'_>) -> Result<u8, Failure> {
     let local = local::parse(args.local)?;
     pool::parse(args.pool)?;
     let stats = args.stats.map(StatsFile::prepare).transpose()?;

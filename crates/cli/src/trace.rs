@@ -60,7 +60,7 @@ pub(crate) fn trace(args: &Args) -> Result<u8, Failure> {
     let lasts = args.lasts.as_deref().map(time).transpose()?;
     let tape = Tape { path: args.output.clone(), window_ns };
     match args.pid {
-        Some(pid) => attach::manage(attach::Job {
+        Some(pid) => attach::manage(&attach::Job {
             pid,
             local,
             pool: &args.pool,

@@ -4,8 +4,10 @@
 //! memory in proportion to the distinct pages and references that it names, up to [`references::REFERENCES_MAX`].
 #![forbid(unsafe_code)]
 
+pub mod advice;
 pub mod curve;
 pub mod error;
+pub mod footprint;
 pub mod optimal;
 pub mod record;
 pub mod references;

@@ -3,22 +3,17 @@
 //! Pages get small numbers, in the order of their first touch. A touch of the page that was touched last is counted and
 //! not kept: it misses nowhere.
 
-use std::collections::BTreeMap;
 use std::io::BufRead;
 
 use crate::error::Error;
+use crate::footprint::Footprint;
+pub use crate::footprint::{DENSE_MAX, Dense};
 use crate::record::{Access, Fault};
 use crate::source::{self, About, Step};
 
 /// The most steps that are kept: 2 GiB, and as much again for the optimum.
 pub const REFERENCES_MAX: usize = 1 << 28;
 
-/// The number of a page in a trace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Dense(pub u32);
-
-/// Pages beyond are refused: two bits of 32 say what a step is.
-const DENSE_MAX: u32 = 1 << 30;
 const WRITES: u32 = 1 << 30;
 const REMOVES: u32 = 1 << 31;
 
@@ -58,18 +53,11 @@ impl Packed {
     }
 }
 
-/// Pages in one leaf of the index.
-const LEAF: u64 = 64;
-const NONE: u32 = u32::MAX;
-
 /// A trace in memory.
 #[derive(Default)]
 pub struct References {
     steps: Vec<Packed>,
-    leaves: BTreeMap<u64, [u32; LEAF as usize]>,
-    live: Vec<bool>,
-    live_pages: u64,
-    peak_pages: u64,
+    footprint: Footprint,
     touches: u64,
     ran_ns: u64,
     served: Vec<u32>,
@@ -98,7 +86,7 @@ impl References {
                 if let Some((Fault::Refault, ns)) = served {
                     self.served.push(u32::try_from(ns).unwrap_or(u32::MAX));
                 }
-                let dense = self.dense(page)?;
+                let Dense(dense) = self.footprint.touch(page)?;
                 // Of a fault it is known that it read, and not that nothing was written later.
                 let write = if access == Access::Read && served.is_none() { 0 } else { WRITES };
                 let ran = u32::try_from(ran_ns).unwrap_or(u32::MAX);
@@ -109,20 +97,10 @@ impl References {
                     }
                     None => self.keep(Packed { word: dense | write, ran })?,
                 }
-                let live = &mut self.live[dense as usize];
-                self.live_pages += u64::from(!std::mem::replace(live, true));
-                self.peak_pages = self.peak_pages.max(self.live_pages);
             }
+            Step::Window => {}
             Step::Removed { page, pages } => {
-                let end = page.saturating_add(pages);
-                let leaves = self.leaves.range(page / LEAF..end.div_ceil(LEAF));
-                let within = leaves.flat_map(|(leaf, dense)| (leaf * LEAF..).zip(dense));
-                let known = within.filter(|(at, dense)| (page..end).contains(at) && **dense != NONE);
-                let gone: Vec<u32> =
-                    known.map(|(_, dense)| *dense).filter(|dense| self.live[*dense as usize]).collect();
-                for dense in gone {
-                    self.live[dense as usize] = false;
-                    self.live_pages -= 1;
+                for Dense(dense) in self.footprint.remove(page, pages) {
                     self.keep(Packed { word: dense | REMOVES, ran: 0 })?;
                 }
             }
@@ -138,17 +116,6 @@ impl References {
         Ok(())
     }
 
-    fn dense(&mut self, page: u64) -> Result<u32, Error> {
-        let leaf = self.leaves.entry(page / LEAF).or_insert([NONE; LEAF as usize]);
-        let dense = &mut leaf[usize::try_from(page % LEAF).expect("below a leaf's length")];
-        if *dense == NONE {
-            let next = u32::try_from(self.live.len()).ok().filter(|next| *next < DENSE_MAX).ok_or(Error::TooLong)?;
-            *dense = next;
-            self.live.push(false);
-        }
-        Ok(*dense)
-    }
-
     /// The steps, in order.
     pub fn steps(&self) -> &[Packed] {
         &self.steps
@@ -161,12 +128,12 @@ impl References {
 
     /// Distinct pages.
     pub fn pages(&self) -> u32 {
-        u32::try_from(self.live.len()).expect("below DENSE_MAX")
+        self.footprint.pages()
     }
 
     /// The most pages that were the program's at one time.
     pub fn peak_pages(&self) -> u64 {
-        self.peak_pages
+        self.footprint.peak_pages()
     }
 
     /// For how long the program ran by itself.
@@ -183,18 +150,9 @@ impl References {
         (served.len() >= ENOUGH).then(|| served[served.len() / 2].into())
     }
 
-    /// Pages by their numbers in the trace: runs of adjacent pages, as `(first page, its successors' numbers)`.
+    /// Runs of adjacent pages; see [`Footprint::runs`].
     pub fn runs(&self) -> Vec<(u64, Vec<Dense>)> {
-        let mut runs: Vec<(u64, Vec<Dense>)> = Vec::new();
-        for (leaf, within) in &self.leaves {
-            for (page, dense) in (leaf * LEAF..).zip(within).filter(|(_, dense)| **dense != NONE) {
-                match runs.last_mut().filter(|(first, run)| first + run.len() as u64 == page) {
-                    Some((_, run)) => run.push(Dense(*dense)),
-                    None => runs.push((page, vec![Dense(*dense)])),
-                }
-            }
-        }
-        runs
+        self.footprint.runs()
     }
 }
 

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use spillway_core::sample::{HASHES, hash};
 
 use crate::curve::Curve;
-use crate::record::Access;
+use crate::record::Fault;
 use crate::source::Step;
 use crate::stack::Stack;
 
@@ -72,7 +72,10 @@ impl Sampled {
     /// Adds a step of the program.
     pub fn push(&mut self, step: Step) {
         match step {
-            Step::Touch { page, .. } => self.touch(page),
+            Step::Touch { page, served, .. } => {
+                self.touch(page, matches!(served, Some((Fault::Refault | Fault::Fetch, _))));
+            }
+            Step::Window => {}
             Step::Removed { page, pages } => {
                 for gone in self.stack.remove(page, page.saturating_add(pages)) {
                     self.by_hash.remove(&(hash(gone), gone));
@@ -81,7 +84,9 @@ impl Sampled {
         }
     }
 
-    fn touch(&mut self, page: u64) {
+    /// A page that was `there` before is not touched for the first time, although this is the first that is seen of it:
+    /// whatever was touched meanwhile was touched since it was.
+    fn touch(&mut self, page: u64, there: bool) {
         self.references += 1.0;
         let hash = hash(page);
         if hash >= self.below || self.parity.is_some_and(|parity| hash & 1 != parity) {
@@ -93,6 +98,7 @@ impl Sampled {
         if distance.is_none() {
             self.by_hash.insert((hash, page));
         }
+        let distance = distance.or(there.then_some(self.stack.len() as u64));
         self.curve.add(distance.map(|distance| scaled(distance, rate)), 1.0 / rate);
         while self.by_hash.len() > self.most {
             self.lower();
@@ -134,11 +140,6 @@ impl Halved {
     pub fn push(&mut self, step: Step) {
         self.halves.iter_mut().for_each(|half| half.push(step));
         self.whole.push(step);
-    }
-
-    /// Adds a touch of `page`, of which nothing else is known.
-    pub fn touch(&mut self, page: u64) {
-        self.push(Step::Touch { page, access: Access::Unknown, served: None, ran_ns: 0 });
     }
 
     /// The curve, and those of the halves.

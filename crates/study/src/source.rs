@@ -28,6 +28,8 @@ pub enum Step {
         /// How many, perhaps far more than it had touched.
         pages: u64,
     },
+    /// Nothing; but a window of an exact trace begins.
+    Window,
 }
 
 /// What the references are.
@@ -121,7 +123,8 @@ impl Steps {
                 self.dropped = self.dropped.saturating_add(count);
                 None
             }
-            What::Evicted { .. } | What::Window | What::End => None,
+            What::Window => Some(Step::Window),
+            What::Evicted { .. } | What::End => None,
         }
     }
 }
