@@ -36,6 +36,9 @@ pub(crate) struct Args {
     /// What a reference takes in a list of addresses, which has no times
     #[arg(long, value_name = "TIME", default_value = "1ns")]
     reference: String,
+    /// How long the program takes with all of its memory local; by a trace it is longer, because recording takes time
+    #[arg(long, value_name = "TIME")]
+    ran: Option<String>,
     /// As JSON, with the whole curve
     #[arg(long)]
     json: bool,
@@ -52,10 +55,11 @@ pub(crate) fn advise(args: &Args) -> Result<u8, Failure> {
     let ns = |text: &str| trace::time(text).map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
     let miss_ns = args.miss.as_deref().map(ns).transpose()?;
     let (reference_ns, lasts) = (ns(&args.reference)?, trace::time(&args.lasts)?);
+    let ran_ns = args.ran.as_deref().map(ns).transpose()?;
     let window = Duration::from_nanos(trace::window_ns(&args.window)?);
     let report = match args.of.parse() {
         Ok(pid) => live::watch(&live::Watch { pid, lasts, window, miss_ns, quiet: args.quiet })?,
-        Err(_) => of_file(Path::new(&args.of), reference_ns, miss_ns)?,
+        Err(_) => of_file(Path::new(&args.of), reference_ns, miss_ns, ran_ns)?,
     };
     let json = || serde_json::to_string_pretty(&report).map(|text| text + "\n");
     let text = if args.json { json().map_err(|e| Failure::new(FAILED, e.to_string()))? } else { report.text() };
@@ -64,7 +68,7 @@ pub(crate) fn advise(args: &Args) -> Result<u8, Failure> {
 }
 
 /// Reads a file once; memory is bounded by the sample, and by an index of what was touched.
-fn of_file(path: &Path, reference_ns: u64, miss_ns: Option<u64>) -> Result<Report, Failure> {
+fn of_file(path: &Path, reference_ns: u64, miss_ns: Option<u64>, ran_ns: Option<u64>) -> Result<Report, Failure> {
     let mut halved = Halved::new(SAMPLE_PAGES, spillway_core::sample::HASHES);
     let mut gathered = Gathered::default();
     let read = source::read(open(path)?, reference_ns, &mut |step| {
@@ -81,13 +85,13 @@ fn of_file(path: &Path, reference_ns: u64, miss_ns: Option<u64>) -> Result<Repor
     };
     let observed = Observed {
         pages: gathered.footprint.peak_pages(),
-        ran_ns: gathered.ran_ns,
+        ran_ns: ran_ns.unwrap_or(gathered.ran_ns),
         miss_ns: miss_ns.unwrap_or(MISS_NS),
         known_from_pages,
     };
     let seen =
         Seen { pages: halved.whole.pages() as u64, touches: halved.whole.seen(), all: halved.whole.rate() >= 1.0 };
-    Ok(Report::new(halved.curves(None), observed, seen, &about))
+    Ok(Report::new(halved.curves(None), None, observed, seen, &about))
 }
 
 /// What is to be known of a trace besides its curve.

@@ -51,6 +51,9 @@ pub(crate) struct Args {
     /// What a reference takes in a list of addresses, which has no times
     #[arg(long, value_name = "TIME", default_value = "1ns")]
     reference: String,
+    /// How long the program takes with all of its memory local; by the trace it is longer, because recording takes time
+    #[arg(long, value_name = "TIME")]
+    ran: Option<String>,
     /// As JSON
     #[arg(long)]
     json: bool,
@@ -77,11 +80,15 @@ pub(crate) fn sim(args: &Args) -> Result<u8, Failure> {
     let ns = |text: &str| trace::time(text).map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
     let (link_ns, capture_ns, reference_ns) = (ns(&args.link)?, ns(&args.capture)?, ns(&args.reference)?);
     let fault_ns = args.fault.as_deref().map(ns).transpose()?;
+    let ran_ns = args.ran.as_deref().map(ns).transpose()?;
     args.local.iter().try_for_each(|local| local_pages(local, u64::MAX >> 12).map(drop))?;
 
     let file = open(&args.file)?;
     let read = References::read(file, reference_ns);
-    let (references, about) = read.map_err(|error| unreadable(&args.file, &error))?;
+    let (mut references, about) = read.map_err(|error| unreadable(&args.file, &error))?;
+    if let Some(ran_ns) = ran_ns {
+        references.set_ran(ran_ns);
+    }
     let fault_ns = fault_ns.or(references.refault_ns()).unwrap_or(FAULT_NS);
     let costs = Costs { link_ns, fault_ns, capture_ns };
     let mut report = Report::new(&args.file, &references, about, costs, block_pages);

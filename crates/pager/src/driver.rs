@@ -91,7 +91,6 @@ impl Driver {
         budget: Budget,
         replacement: Settings,
         store: Box<dyn Store>,
-        recording: Option<Recording>,
         commands: Receiver<Command>,
         bell: Arc<Bell>,
         reports: Sender<Request>,
@@ -102,9 +101,8 @@ impl Driver {
         let mut core = Pager::new(Config { budget, buffers: BUFFERS });
         core.set_replacement(replacement);
         core.restock();
-        let tape = recording.map(|recording| Tape::begin(recording, &mut core));
         Self {
-            tape,
+            tape: None,
             core,
             journeys: Journeys::new(store.as_ref()),
             hands: Hands::new(store, BUFFERS),
@@ -122,6 +120,12 @@ impl Driver {
             awaits_agent: false,
             awaits_store: false,
         }
+    }
+
+    /// The same, recording what happens, if that is asked for.
+    pub fn record(mut self, recording: Option<Recording>) -> Self {
+        self.tape = recording.map(|recording| Tape::begin(recording, &mut self.core));
+        self
     }
 
     /// Serves until every sender of commands is gone.

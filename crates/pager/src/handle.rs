@@ -74,7 +74,8 @@ impl Pager {
         thread::Builder::new()
             .name("faults".into())
             .spawn(move || {
-                Driver::new(budget, replacement, store, recording, orders, ringing, reports, publishing).run()
+                let driver = Driver::new(budget, replacement, store, orders, ringing, reports, publishing);
+                driver.record(recording).run();
             })
             .map_err(system("starting the fault thread"))?;
         let watcher = Watcher::new(

@@ -1,6 +1,7 @@
 //! From a miss-ratio curve to what a smaller memory costs.
 
 use crate::curve::Curve;
+use crate::workingset::WorkingSet;
 
 /// A run time that is longer by so much is as good as none.
 pub const ENOUGH_LOSS: f64 = 0.03;
@@ -49,12 +50,13 @@ pub struct Advice {
     pub known_from_pages: u64,
 }
 
-/// What `curve` says of a program.
-pub fn advise(curve: &Curve, observed: Observed) -> Advice {
+/// What `curve` says of a program, and below what it knows, `within` a window.
+pub fn advise(curve: &Curve, within: Option<&WorkingSet>, observed: Observed) -> Advice {
     let Observed { pages: all, ran_ns, miss_ns, known_from_pages } = observed;
     let all = all.max(1);
     let point = |pages: u64| {
-        let misses = curve.misses(pages);
+        let rate = within.and_then(|within| within.misses_per_s(pages as f64 / all as f64)).unwrap_or(0.0);
+        let misses = curve.misses(pages).max(rate * all as f64 * ran_ns as f64 / 1e9);
         let loss = misses * miss_ns as f64 / ran_ns.max(1) as f64;
         Point { pages, miss_ratio: curve.miss_ratio(pages), misses, loss }
     };

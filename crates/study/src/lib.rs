@@ -18,3 +18,4 @@ pub mod source;
 pub mod stack;
 pub mod text;
 pub mod trace;
+pub mod workingset;

@@ -141,6 +141,13 @@ impl References {
         self.ran_ns
     }
 
+    /// It ran for so long, whatever the trace says: the time between faults is scaled to that.
+    pub fn set_ran(&mut self, ran_ns: u64) {
+        let scale = ran_ns as f64 / self.ran_ns.max(1) as f64;
+        self.steps.iter_mut().for_each(|step| step.ran = scaled(step.ran, scale));
+        self.ran_ns = ran_ns;
+    }
+
     /// What a fault took that was served from a buffer, at the median: all of a fault but the store. Known when enough were
     /// seen.
     pub fn refault_ns(&self) -> Option<u64> {
@@ -154,6 +161,11 @@ impl References {
     pub fn runs(&self) -> Vec<(u64, Vec<Dense>)> {
         self.footprint.runs()
     }
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates, and is positive")]
+fn scaled(ran: u32, scale: f64) -> u32 {
+    (f64::from(ran) * scale).round() as u32
 }
 
 #[cfg(test)]

@@ -32,6 +32,7 @@ pub struct Sampled {
     curve: Curve,
     references: f64,
     seen: u64,
+    most_seen: usize,
 }
 
 impl Sampled {
@@ -46,6 +47,7 @@ impl Sampled {
             curve: Curve::default(),
             references: 0.0,
             seen: 0,
+            most_seen: 0,
         }
     }
 
@@ -64,9 +66,9 @@ impl Sampled {
         self.seen
     }
 
-    /// Pages in the sample.
+    /// The most pages that were in the sample at one time.
     pub fn pages(&self) -> usize {
-        self.stack.len()
+        self.most_seen
     }
 
     /// Adds a step of the program.
@@ -103,6 +105,7 @@ impl Sampled {
         while self.by_hash.len() > self.most {
             self.lower();
         }
+        self.most_seen = self.most_seen.max(self.stack.len());
     }
 
     /// The pages with the largest hash leave the sample.

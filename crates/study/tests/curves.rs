@@ -142,11 +142,11 @@ fn advice_on_a_cyclic_scan_names_its_size() {
     cyclic(ALL, COUNT).into_iter().for_each(|page| halved.push(touch(page)));
     let observed = |pages| Observed { pages, ran_ns: COUNT as u64 * 5_000, miss_ns: 10_000, known_from_pages: 0 };
     let (whole, halves) = halved.curves(None);
-    let advice = advise(&whole, observed(ALL * 2));
+    let advice = advise(&whole, None, observed(ALL * 2));
     assert!(advice.enough.pages.abs_diff(ALL) < ALL / 10, "{:?}", advice.enough);
     assert!(advice.thrashing.is_some_and(|point| point.pages.abs_diff(ALL) < ALL / 10), "{:?}", advice.thrashing);
     for half in halves {
-        let enough = advise(&half, observed(ALL * 2)).enough;
+        let enough = advise(&half, None, observed(ALL * 2)).enough;
         assert!(enough.pages.abs_diff(ALL) < ALL / 6, "{enough:?}");
     }
 }

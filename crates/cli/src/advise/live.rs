@@ -10,15 +10,16 @@ use spillway_core::policy::Settings;
 use spillway_core::sample::{HASHES, hash};
 use spillway_core::size::Bytes;
 use spillway_pager::{Local, OnPagerDeath, Options, Pager, Recording, Snapshot, Windows, procfs};
-use spillway_study::advice::{Observed, WindowSizes};
+use spillway_study::advice::Observed;
 use spillway_study::record::{Fault, Record, What};
 use spillway_study::sampled::Halved;
-use spillway_study::source::{Step, Steps};
+use spillway_study::source::Steps;
+use spillway_study::workingset::WorkingSet;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// Pages taken out in each window: at 10 us for each that is touched again, a window of 200 ms loses 5% at most.
-const SAMPLED_PAGES: u64 = 1024;
+/// Pages taken out in each window: at 10 us for each that is touched again, a window of 200 ms loses 3% at most.
+const SAMPLED_PAGES: u64 = 512;
 /// How often it is looked whether the time is over.
 const TICK: Duration = Duration::from_millis(50);
 /// How soon a release that failed is tried again.
@@ -41,7 +42,7 @@ pub(super) struct Watch {
 struct Sample {
     halved: Halved,
     steps: Steps,
-    windows: WindowSizes,
+    within: WorkingSet,
     hash_below: u64,
     fetches_ns: Vec<u64>,
     served_ns: u64,
@@ -49,19 +50,26 @@ struct Sample {
 
 impl Sink for Sample {
     fn put(&mut self, record: &Record) -> io::Result<()> {
+        // The program's own time: it stands still while it waits.
+        let ran_ns = record.time_ns.saturating_sub(self.served_ns);
+        match record.what {
+            What::Window => self.within.begin(ran_ns),
+            What::Evicted { page, pages } => (page..page + pages).for_each(|page| self.within.left(page, ran_ns)),
+            What::Fault { page, service_ns, .. } if hash(page) < self.hash_below => {
+                self.within.touch(page, ran_ns.saturating_sub(service_ns));
+            }
+            What::Removed { page, pages } => self.within.remove(page, page.saturating_add(pages)),
+            _ => {}
+        }
         if let What::Fault { fault, service_ns, .. } = record.what {
             self.served_ns = self.served_ns.saturating_add(service_ns);
             if fault == Fault::Fetch && self.fetches_ns.len() < FETCHES_MOST {
                 self.fetches_ns.push(service_ns);
             }
         }
-        let Some(step) = self.steps.next(record.time_ns, record.what) else { return Ok(()) };
-        match step {
-            Step::Window => self.windows.begin(),
-            Step::Touch { page, .. } if hash(page) < self.hash_below => self.windows.touch(),
-            Step::Touch { .. } | Step::Removed { .. } => {}
+        if let Some(step) = self.steps.next(record.time_ns, record.what) {
+            self.halved.push(step);
         }
-        self.halved.push(step);
         Ok(())
     }
 }
@@ -82,7 +90,7 @@ pub(super) fn watch(watch: &Watch) -> Result<Report, Failure> {
         // The sample has the size that it has: the process may grow.
         halved: Halved::new(usize::MAX, hash_below),
         steps: Steps::default(),
-        windows: WindowSizes::default(),
+        within: WorkingSet::default(),
         hash_below,
         fetches_ns: Vec::new(),
         served_ns: 0,
@@ -171,15 +179,10 @@ fn report(
         pages,
         ran_ns: watched_ns.saturating_sub(sample.served_ns).max(watched_ns / 10),
         miss_ns: watch.miss_ns.or(measured).unwrap_or(MISS_NS),
-        known_from_pages: whole(sample.windows.pages(), rate),
+        known_from_pages: 0,
     };
     let about = about_process(watch.window, totals.dropped);
     // References beyond those of the sample were not counted: the sample stands for them.
     let references = seen.touches as f64 / rate;
-    Ok(Report::new(sample.halved.curves(Some(references)), observed, seen, &about))
-}
-
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates, and is positive")]
-fn whole(sampled: u64, rate: f64) -> u64 {
-    (sampled as f64 / rate).round() as u64
+    Ok(Report::new(sample.halved.curves(Some(references)), Some(&sample.within), observed, seen, &about))
 }

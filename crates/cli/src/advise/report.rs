@@ -7,6 +7,7 @@ use spillway_core::size::Bytes;
 use spillway_study::advice::{Advice, Observed, Point, advise};
 use spillway_study::curve::Curve;
 use spillway_study::source::About;
+use spillway_study::workingset::WorkingSet;
 
 /// How much was looked at.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -62,9 +63,15 @@ pub(super) struct Report {
 
 impl Report {
     /// Of a curve and those of the halves of its sample.
-    pub(super) fn new((whole, halves): (Curve, [Curve; 2]), observed: Observed, sample: Seen, about: &About) -> Self {
-        let found = advise(&whole, observed);
-        let by_halves = halves.map(|half| advise(&half, observed).enough.pages * PAGE_BYTES_U64);
+    pub(super) fn new(
+        (whole, halves): (Curve, [Curve; 2]),
+        within: Option<&WorkingSet>,
+        observed: Observed,
+        sample: Seen,
+        about: &About,
+    ) -> Self {
+        let found = advise(&whole, within, observed);
+        let by_halves = halves.map(|half| advise(&half, within, observed).enough.pages * PAGE_BYTES_U64);
         Self {
             advice: sentence(&found, observed),
             sure: sure(&found, by_halves, sample, observed),

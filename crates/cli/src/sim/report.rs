@@ -223,6 +223,9 @@ pub(crate) fn faithful(about: &About) -> String {
         ),
         Kind::Addresses => "faithful: every reference is in it, without times: run times are by --reference".into(),
     };
+    if about.kind != Kind::Addresses {
+        text += "; its times include some of what recording cost, so the program ran faster by itself (--ran)";
+    }
     if about.dropped > 0 {
         let _ = write!(text, "; {} records are missing", about.dropped);
     }
