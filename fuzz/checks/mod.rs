@@ -11,6 +11,7 @@ pub mod redis_answers;
 pub mod server_connection;
 pub mod size;
 pub mod tcp_answers;
+pub mod trace;
 pub mod uffd_message;
 pub mod wire_answer;
 pub mod wire_request;

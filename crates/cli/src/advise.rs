@@ -7,14 +7,14 @@ mod live;
 mod report;
 
 use crate::failure::{FAILED, Failure};
-use crate::sim::{FAULT_NS, open, unreadable};
+use crate::sim::{FAULT_NS, faithful, open, unreadable};
 use crate::{say, trace};
 use report::{Report, Seen};
 use spillway_study::advice::{Observed, WindowSizes};
 use spillway_study::error::Error;
 use spillway_study::footprint::Footprint;
 use spillway_study::sampled::{Halved, SAMPLE_PAGES};
-use spillway_study::source::{self, About, Kind, Step};
+use spillway_study::source::{self, Kind, Step};
 use std::path::Path;
 use std::time::Duration;
 
@@ -91,7 +91,7 @@ fn of_file(path: &Path, reference_ns: u64, miss_ns: Option<u64>, ran_ns: Option<
     };
     let seen =
         Seen { pages: halved.whole.pages() as u64, touches: halved.whole.seen(), all: halved.whole.rate() >= 1.0 };
-    Ok(Report::new(halved.curves(None), None, observed, seen, &about))
+    Ok(Report::new(halved.curves(None), None, observed, seen, faithful(&about)))
 }
 
 /// What is to be known of a trace besides its curve.
@@ -117,10 +117,4 @@ impl Gathered {
         }
         Ok(())
     }
-}
-
-/// What a recording of a process is about.
-fn about_process(window: Duration, dropped: u64) -> About {
-    let window_ns = u64::try_from(window.as_nanos()).unwrap_or(u64::MAX);
-    About { kind: Kind::Windows { window_ns }, dropped, truncated: false }
 }

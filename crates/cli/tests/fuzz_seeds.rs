@@ -37,6 +37,7 @@ fn each_target_is_run_here() {
         "server_connection",
         "size",
         "tcp_answers",
+        "trace",
         "uffd_message",
         "wire_answer",
         "wire_request",
@@ -47,6 +48,11 @@ fn each_target_is_run_here() {
 #[test]
 fn lz4() {
     over_seeds("lz4", checks::lz4::check);
+}
+
+#[test]
+fn trace() {
+    over_seeds("trace", checks::trace::check);
 }
 
 #[test]

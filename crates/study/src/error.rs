@@ -47,8 +47,7 @@ impl fmt::Display for Error {
             }
             Self::NoReference { line, text } => write!(
                 f,
-                "is neither a trace of `spillway trace` nor a list of addresses: line {line} is `{}`; write one address a \
-                 line, such as `0x7f001234 R` or ` L 04222cac,8`",
+                "is no trace and no list of addresses: line {line} is `{}`; write one address a line, such as `0x7f001234 R`",
                 text.escape_debug()
             ),
             Self::Empty => write!(f, "holds no reference; trace a program that outgrows its budget, or use `--exact`"),

@@ -21,7 +21,7 @@ const LINE_BYTES_MAX: u64 = 4096;
 /// The largest access in bytes: a whole save area of a processor's state fits.
 const ACCESS_BYTES_MAX: u64 = 64 << 10;
 /// How much of a line an error shows.
-const SHOWN: usize = 60;
+const SHOWN: usize = 40;
 
 /// Adjacent pages that a line refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

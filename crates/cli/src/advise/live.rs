@@ -1,7 +1,7 @@
 //! Watches a running process, by a sample of its pages.
 
+use super::MISS_NS;
 use super::report::{Report, Seen};
-use super::{MISS_NS, about_process};
 use crate::failure::{FAILED, Failure};
 use crate::recorder::{Recorder, Sink, Totals};
 use crate::{pool, say, sockets, sys};
@@ -181,8 +181,15 @@ fn report(
         miss_ns: watch.miss_ns.or(measured).unwrap_or(MISS_NS),
         known_from_pages: 0,
     };
-    let about = about_process(watch.window, totals.dropped);
+    let mut faithful = format!(
+        "faithful: to what it did in these {:.1} s, by first touches in windows of {} ms and by working sets within them",
+        watched.as_secs_f64(),
+        watch.window.as_millis()
+    );
+    if totals.dropped > 0 {
+        faithful += &format!("; {} records are missing", totals.dropped);
+    }
     // References beyond those of the sample were not counted: the sample stands for them.
     let references = seen.touches as f64 / rate;
-    Ok(Report::new(sample.halved.curves(Some(references)), Some(&sample.within), observed, seen, &about))
+    Ok(Report::new(sample.halved.curves(Some(references)), Some(&sample.within), observed, seen, faithful))
 }

@@ -1,12 +1,10 @@
 //! What is said of a curve: a sentence, how sure it is, or JSON.
 
-use crate::sim;
 use serde::Serialize;
 use spillway_core::PAGE_BYTES_U64;
 use spillway_core::size::Bytes;
 use spillway_study::advice::{Advice, Observed, Point, advise};
 use spillway_study::curve::Curve;
-use spillway_study::source::About;
 use spillway_study::workingset::WorkingSet;
 
 /// How much was looked at.
@@ -68,14 +66,14 @@ impl Report {
         within: Option<&WorkingSet>,
         observed: Observed,
         sample: Seen,
-        about: &About,
+        faithful: String,
     ) -> Self {
         let found = advise(&whole, within, observed);
         let by_halves = halves.map(|half| advise(&half, within, observed).enough.pages * PAGE_BYTES_U64);
         Self {
             advice: sentence(&found, observed),
             sure: sure(&found, by_halves, sample, observed),
-            faithful: sim::faithful(about),
+            faithful,
             all_bytes: observed.pages * PAGE_BYTES_U64,
             enough: found.enough.into(),
             enough_by_halves: by_halves,
