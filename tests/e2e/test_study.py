@@ -35,17 +35,17 @@ def cases(report, policy):
 
 
 def test_an_ordinary_trace_has_the_faults_of_its_run(spillway, rounds, tmp_path):
-    trace, stats = tmp_path / "u.trace", None
+    trace = tmp_path / "u.trace"
     argv = [rounds, 8192, 8192, "uniform", 60_000, 0]
     done = spillway.cli("trace", "--local", "16M", "-o", trace, "--", *argv)
     assert (done.returncode, done.stdout) == (0, "READY\nOK\n"), done.stderr
-    stats = int(re.search(r"(\d+) faults", done.stderr).group(1))
+    faults = int(re.search(r"(\d+) faults", done.stderr).group(1))
     recorded = references(done)
     # A fault in a mapping that is not known yet, or for a page on its way, has no page of its own.
-    assert 0.95 * stats <= recorded <= stats
+    assert 0.95 * faults <= recorded <= faults
     report = told(spillway.cli("sim", "--json", "--local", "8M,16M", trace))
     assert report["references"] == recorded and "only in part" in report["faithful"]
-    assert 8192 <= report["pages"] <= 8400
+    assert 8100 <= report["pages"] <= 8400
     for policy in ("rr", "clock", "fifo", "lru", "lru3", "s3fifo", "sieve"):
         for case, best in zip(cases(report, policy), cases(report, "opt"), strict=True):
             assert case["fetched_pages"] + case["refaults"] >= best["misses"] > 0, case
@@ -60,19 +60,21 @@ def test_an_exact_trace_shows_what_was_local(spillway, rounds, tmp_path):
     argv = [rounds, 8192, 2000, "cyclic", 40_000, 2000]
     done = spillway.cli("trace", "--exact", "--window", "20ms", "-o", trace, "--", *argv)
     assert (done.returncode, done.stdout) == (0, "READY\nOK\n"), done.stderr
-    # Nearly every touch; without windows, with all of it local, none would show but the first of each page.
-    assert references(done) > 40_000
+    # Without windows, with all of it local, none would show but the first touch of each page. All pages are filled before,
+    # and checked at last. Where CPUs are busy a sweep may take longer than a window, and some touches do not show.
+    seen = references(done) - 2 * 8200
+    assert seen > 10_000, done.stderr
     report = told(spillway.cli("sim", "--json", "--block", "4K", "--policy", "lru,opt", "--local", "6M,10M", trace))
     assert "windows of 20 ms" in report["faithful"]
     (small, large), (best, _) = cases(report, "lru"), cases(report, "opt")
-    # 2000 pages are 7.8 MiB. The filling and the checking of all pages are in the trace as well.
-    assert small["misses"] > 40_000 and large["misses"] < 12_000
-    assert best["misses"] < 0.7 * small["misses"]
+    # 2000 pages are 7.8 MiB.
+    assert small["misses"] > 0.8 * seen and large["misses"] < 10_000, report["cases"]
+    assert best["misses"] < 0.8 * small["misses"]
     advice = told(spillway.cli("advise", "--json", "--ran", "1s", trace))
     cliff = 2000 * PAGE
     curve = {point["local_bytes"]: point["misses"] for point in advice["curve"]}
-    assert all(misses > 35_000 for size, misses in curve.items() if size < 0.85 * cliff), curve
-    assert all(misses < 15_000 for size, misses in curve.items() if size > 1.2 * cliff), curve
+    assert all(misses > 0.8 * seen for size, misses in curve.items() if size < 0.85 * cliff), curve
+    assert all(misses < 10_000 for size, misses in curve.items() if size > 1.2 * cliff), curve
 
 
 def test_tracing_a_running_process_leaves_it_as_it_was(spillway, processes, rounds, tmp_path):
@@ -82,7 +84,7 @@ def test_tracing_a_running_process_leaves_it_as_it_was(spillway, processes, roun
     done = spillway.cli("trace", program.pid, "--exact", "--for", "2s", "-o", trace)
     assert done.returncode == 0, done.stderr
     assert traits(program.pid) == before
-    assert references(done) > 5000
+    assert references(done) > 1000
     assert program.line(60) == "OK"
 
 
@@ -104,13 +106,14 @@ def test_advice_on_a_running_process(spillway, processes, rounds, order, pages, 
     assert abs(advice["all_bytes"] - 64 * MIB) < 4 * MIB, advice
     assert least * hot <= advice["enough"]["local_bytes"] <= most * hot, advice
     loss = {point["local_bytes"] / hot: point["loss"] for point in advice["curve"]}
-    half = min(loss, key=lambda share: abs(share - 0.5))
-    assert loss[half] > 0.1, "with half of what it cycles through it loses much"
-    for sharp, losses in ((0.8, "cyclic"), (0.8, "uniform")):
-        if order == losses:
-            near = min(loss, key=lambda share: abs(share - sharp))
-            ratio = loss[near] / loss[half]
-            assert (ratio > 0.6) if order == "cyclic" else (ratio < 0.7), (ratio, loss)
+
+    def at(share):
+        return loss[min(loss, key=lambda other: abs(other - share))]
+
+    assert at(0.3) > 0.1, "with a third of what it goes through it loses much"
+    # At random a memory of 80% misses 20% of the time, one of 30% misses 70%; in turn, either misses always.
+    ratio = at(0.8) / at(0.3)
+    assert (ratio > 0.4) if order == "cyclic" else (ratio < 0.4), (ratio, loss)
     assert program.line(60) == "OK"
 
 
@@ -140,7 +143,7 @@ def test_lists_of_addresses(spillway, tmp_path):
 
 def test_what_is_no_trace_is_refused(spillway, tmp_path):
     good = tmp_path / "good"
-    done = spillway.cli("trace", "--local", "4M", "-o", good, "--", "python3", "-c", "x = bytearray(40 << 20)")
+    done = spillway.cli("trace", "--local", "4M", "-o", good, "--", "python3", "-c", "x = b'x' * (40 << 20)")
     assert done.returncode == 0, done.stderr
     whole = good.read_bytes()
     garbled, cut = tmp_path / "garbled", tmp_path / "cut"
@@ -160,5 +163,5 @@ def test_what_is_no_trace_is_refused(spillway, tmp_path):
     refused(spillway.cli("trace", "-o", good), "missing")
     refused(spillway.cli("advise", "1999999999"), "no process")
     assert good.read_bytes() == whole
-    done = spillway.cli("sim", "--json", "--local", "50%", cut)
+    done = spillway.cli("sim", "--json", "--local", "4M", cut)
     assert "ends before the recording did" in told(done)["faithful"]
