@@ -9,6 +9,7 @@ pub mod pool_url;
 pub mod proc_files;
 pub mod redis_answers;
 pub mod server_connection;
+pub mod settings;
 pub mod size;
 pub mod tcp_answers;
 pub mod trace;

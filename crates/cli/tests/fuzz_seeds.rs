@@ -35,6 +35,7 @@ fn each_target_is_run_here() {
         "proc_files",
         "redis_answers",
         "server_connection",
+        "settings",
         "size",
         "tcp_answers",
         "trace",
@@ -68,6 +69,11 @@ fn pool_url() {
 #[test]
 fn proc_files() {
     over_texts("proc_files", checks::proc_files::check);
+}
+
+#[test]
+fn settings() {
+    over_texts("settings", checks::settings::check);
 }
 
 #[test]

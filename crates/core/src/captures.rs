@@ -1,6 +1,7 @@
 //! Choosing what to capture: victims, as policies give them, become runs of adjacent pages of one target.
 
 use crate::evict::Run;
+use crate::page::Entry;
 use crate::pager::Pager;
 use crate::policy::{Pages, Policy, Refusal};
 use crate::regions::Region;
@@ -17,7 +18,11 @@ impl Pager {
         }
         let first = self.replacement.payer(&may)?;
         let mut payers = std::iter::once(first).chain(self.replacement.others(first)).filter(|&target| may(target));
-        payers.find_map(|payer| self.choose_from(Some(payer), most, |target| target == payer, runs))
+        let paid = payers.find_map(|payer| self.choose_from(Some(payer), most, |target| target == payer, runs));
+        if let Some(payer) = paid {
+            self.replacement.pay(payer, runs.iter().map(|run| run.pages).sum());
+        }
+        paid
     }
 
     fn choose_from(
@@ -30,7 +35,7 @@ impl Pager {
         let mut policy = self.replacement.take(payer)?;
         let most = most.min(self.capturable_pages());
         let whose = match payer {
-            Some(payer) if !self.replacement.sweeps() => self.draw(policy.as_mut(), most, runs).then_some(payer),
+            Some(payer) if !self.replacement.sweeps() => self.draw(policy.as_mut(), payer, most, runs).then_some(payer),
             _ => self.sweep(policy.as_mut(), most, may, runs),
         };
         self.replacement.put_back(payer, policy);
@@ -107,18 +112,20 @@ impl Pager {
 
     /// Victims in a policy's own order; false when it has none. They leave in the table's order, so that those which are
     /// neighbours leave in one move.
-    fn draw(&mut self, policy: &mut dyn Policy, most: u64, runs: &mut Vec<Run>) -> bool {
+    fn draw(&mut self, policy: &mut dyn Policy, payer: TargetId, most: u64, runs: &mut Vec<Run>) -> bool {
         policy.recall();
         let mut drawn = std::mem::take(&mut self.replacement.drawn);
         drawn.clear();
-        // Those that may not leave go behind all others: after a whole round there is nothing new.
-        let mut asked = self.table.mapped();
+        // Each page once: what may not leave, or would not the last time, goes behind all others. In a run with them it
+        // would keep its neighbours again.
+        let mut asked = self.replacement.mapped(payer);
         while (drawn.len() as u64) < most && asked > 0 {
             let Some(page) = policy.next(&mut Pages::new(&mut self.table)) else { break };
-            if is_kept(&self.kept, page) || !self.table.get(page).is_candidate() {
-                policy.refused(page, Refusal::Stuck);
-            } else {
+            let may_leave = |entry: &mut Entry| entry.is_candidate() && !entry.take_chance(false);
+            if !is_kept(&self.kept, page) && self.table.update(page, may_leave) {
                 drawn.push(page);
+            } else {
+                policy.refused(page, Refusal::Stuck);
             }
             asked -= 1;
         }

@@ -162,9 +162,9 @@ impl Pager {
                 self.table.update(page, |entry| *entry = Entry::remote(shared));
             }
             (State::Inactive | State::Writing, Some(from), _) => {
-                self.step(page, Step::Find);
                 if let Some(to) = self.take_buffer() {
                     copies.push(BufferCopy { from, to });
+                    self.step(page, Step::Find);
                     self.step(page, Step::Capture(to));
                     self.set_aside -= 1;
                     self.inactive.push_back(page);

@@ -180,8 +180,8 @@ impl Table {
     }
 
     /// The next capturable page at or after `hand` that has no second chance left; passes over at most `chunks_max`
-    /// chunks. Takes the second chances it meets, or, without `chances`, ignores them.
-    pub fn sweep(&mut self, hand: &mut Hand, chunks_max: &mut usize, chances: bool) -> Option<PageIndex> {
+    /// chunks. Takes the second chances it meets; `believing` as for [`Entry::take_chance`].
+    pub fn sweep(&mut self, hand: &mut Hand, chunks_max: &mut usize, believing: bool) -> Option<PageIndex> {
         while *chunks_max > 0 {
             if hand.slot >= self.chunks.len() {
                 *hand = Hand::default();
@@ -194,7 +194,7 @@ impl Table {
                     let within = hand.page;
                     hand.page += 1;
                     let entry = &mut chunk.entries[within];
-                    if entry.is_candidate() && !(chances && entry.take_chance()) {
+                    if entry.is_candidate() && !entry.take_chance(believing) {
                         return Some(PageIndex(chunk.number * CHUNK_PAGES_U64 + within as u64));
                     }
                 }

@@ -68,7 +68,7 @@ impl Model {
 
 /// Whether it is passed over once more by a sweep.
 fn has_chance(mut entry: Entry) -> bool {
-    entry.take_chance()
+    entry.take_chance(true)
 }
 
 fn apply(table: &mut Table, model: &mut Model, page: u64, change: Change) {

@@ -6,7 +6,7 @@
 //! active queue, whose oldest are the victims. dcm does not give the queues' sizes; see [`PROACTIVE_PERCENT`].
 
 use super::queues::{End, Queues};
-use super::{Arrival, Pages, Policy};
+use super::{Arrival, Pages, Policy, Refusal};
 use crate::units::PageIndex;
 
 const ACTIVE: usize = 0;
@@ -56,6 +56,10 @@ impl Policy for Lru3 {
 
     fn queues_mut(&mut self) -> Option<&mut Queues> {
         Some(&mut self.queues)
+    }
+
+    fn refused(&mut self, page: PageIndex, why: Refusal) {
+        self.queues.refused(page, why, |queue| if queue == ACTIVE { PROACTIVE } else { ACTIVE });
     }
 
     fn arrived(&mut self, page: PageIndex, how: Arrival) {

@@ -97,7 +97,7 @@ pub trait Policy: Send {
     /// `page`, a victim, stays in its target.
     fn refused(&mut self, page: PageIndex, why: Refusal) {
         if let Some(queues) = self.queues_mut() {
-            queues.refused(page, why);
+            queues.refused(page, why, |queue| queue);
         }
     }
 
@@ -132,8 +132,8 @@ impl<'a> Pages<'a> {
     }
 
     /// The next page at or after `hand`, in the table's order, that may leave; see [`Table::sweep`].
-    pub fn sweep(&mut self, hand: &mut Hand, chances: bool) -> Option<PageIndex> {
-        self.table.sweep(hand, &mut self.chunks, chances)
+    pub fn sweep(&mut self, hand: &mut Hand, believing: bool) -> Option<PageIndex> {
+        self.table.sweep(hand, &mut self.chunks, believing)
     }
 }
 

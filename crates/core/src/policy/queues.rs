@@ -182,17 +182,18 @@ impl Queues {
         self.node(page).is_some_and(|node| queue_of(self.chunk(slot_of(node)).place[within(node)]) == Some(OUT))
     }
 
-    /// `page` was given out and stays: it is back in its queue, where it was or, when it cannot leave for now, behind all.
-    pub fn refused(&mut self, page: PageIndex, why: Refusal) {
+    /// `page` was given out and stays. It is back where it was in its queue; or, when it cannot leave for now, behind all in
+    /// the queue that `other` gives for it. With two queues that is the other: one that is full of pages that cannot leave
+    /// would else keep those of the other from their turn.
+    pub fn refused(&mut self, page: PageIndex, why: Refusal, other: impl Fn(usize) -> usize) {
         if !self.is_out(page) {
             return;
         }
         let Some((queue, mark)) = self.remove(page) else { return };
-        let end = match why {
-            Refusal::Stuck => End::Newest,
-            Refusal::Untried => End::Oldest,
-        };
-        self.push(queue, end, page, mark);
+        match why {
+            Refusal::Stuck => self.push(other(queue), End::Newest, page, mark),
+            Refusal::Untried => self.push(queue, End::Oldest, page, mark),
+        }
     }
 
     /// Bytes occupied.

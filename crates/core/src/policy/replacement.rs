@@ -10,7 +10,7 @@ struct Share {
     policy: Option<Box<dyn Policy>>,
     /// Its pages that are in it.
     mapped: u64,
-    /// Pages that its faults made local while room was short, and that it has not paid for.
+    /// Pages that its faults made local while room was short, and that it has not paid for with others.
     owes: u64,
 }
 
@@ -115,7 +115,7 @@ impl Replacement {
     pub(crate) fn left(&mut self, target: TargetId, page: PageIndex, captured: bool) {
         let share = &mut self.shares[target.0 as usize];
         share.mapped = share.mapped.saturating_sub(1);
-        share.owes = share.owes.saturating_sub(1);
+        share.owes = share.owes.saturating_sub(u64::from(!captured));
         match &mut share.policy {
             Some(policy) if captured => policy.captured(page),
             Some(policy) => policy.gone(page),
@@ -128,6 +128,11 @@ impl Replacement {
         if let Some(policy) = self.of(target) {
             policy.gone(page);
         }
+    }
+
+    /// Pages of `target` that are in it.
+    pub(crate) fn mapped(&self, target: TargetId) -> u64 {
+        self.shares[target.0 as usize].mapped
     }
 
     /// What policies were told against the table, whose every page `pages` names: whose it is, and whether it is there.
@@ -167,6 +172,12 @@ impl Replacement {
             hit
         });
         drawn.map(|(target, _)| target)
+    }
+
+    /// `target` pays so many pages. Whether they leave is not waited for: one whose pages are all stuck must not pay for ever.
+    pub(crate) fn pay(&mut self, target: TargetId, pages: u64) {
+        let share = &mut self.shares[target.0 as usize];
+        share.owes = share.owes.saturating_sub(pages);
     }
 
     /// Targets after `target`, and then those before it.

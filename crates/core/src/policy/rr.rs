@@ -1,6 +1,7 @@
 //! Round-robin: a hand goes round the table, and takes every page that it meets (Lim et al., section 4).
 //!
-//! The fastest to choose, and blind: a page's turn comes round whether it is in use or not. It needs no signal.
+//! The fastest to choose, and blind: a page's turn comes round whether it is in use or not. It needs no signal. Only what
+//! the kernel would not move is passed over once: its neighbours could not leave otherwise.
 
 use super::{Pages, Policy};
 use crate::table::Hand;

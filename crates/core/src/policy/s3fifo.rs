@@ -6,7 +6,7 @@
 //! the target: what the paper's cache of the same size remembers.
 
 use super::queues::{End, Queues};
-use super::{Arrival, Pages, Policy};
+use super::{Arrival, Pages, Policy, Refusal};
 use crate::units::PageIndex;
 
 const SMALL: usize = 0;
@@ -41,6 +41,10 @@ impl Policy for S3Fifo {
 
     fn queues_mut(&mut self) -> Option<&mut Queues> {
         Some(&mut self.0)
+    }
+
+    fn refused(&mut self, page: PageIndex, why: Refusal) {
+        self.0.refused(page, why, |queue| if queue == SMALL { MAIN } else { SMALL });
     }
 
     fn arrived(&mut self, page: PageIndex, how: Arrival) {

@@ -117,7 +117,8 @@ impl Model for ThreeQueues {
     }
     fn refused(&mut self, page: PageIndex, why: Refusal) {
         let from_active = self.out.remove(&page).expect("it was out");
-        put_back(if from_active { &mut self.active } else { &mut self.proactive }, page, why);
+        let to_active = from_active == (why == Refusal::Untried);
+        put_back(if to_active { &mut self.active } else { &mut self.proactive }, page, why);
     }
 }
 
@@ -172,11 +173,12 @@ impl Model for Trial {
         self.out.remove(&page);
     }
     fn refused(&mut self, page: PageIndex, why: Refusal) {
-        if self.out.remove(&page).expect("it was out") {
-            return put_back(&mut self.small, page, why);
+        let on_trial = self.out.remove(&page).expect("it was out");
+        match (on_trial, why) {
+            (true, Refusal::Stuck) => self.main.push((page, false)),
+            (false, Refusal::Untried) => self.main.insert(0, (page, false)),
+            _ => put_back(&mut self.small, page, why),
         }
-        let at = if why == Refusal::Stuck { self.main.len() } else { 0 };
-        self.main.insert(at, (page, false));
     }
 }
 
