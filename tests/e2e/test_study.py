@@ -171,6 +171,7 @@ def test_what_is_no_trace_is_refused(spillway, tmp_path):
     refused(spillway.cli("trace", "-o", good, "--exact", "--window", "1ms", "--", "true"), "10ms")
     refused(spillway.cli("trace", "-o", good), "missing")
     refused(spillway.cli("advise", "1999999999"), "no process")
+    refused(spillway.cli("trace", "1999999999", "-o", good), "no process")
     assert good.read_bytes() == whole
     done = spillway.cli("sim", "--json", "--local", "4M", cut)
     assert "ends before the recording did" in told(done)["faithful"]

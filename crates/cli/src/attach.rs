@@ -12,7 +12,7 @@ use crate::trouble::Trouble;
 use crate::{control, local, pool, replacement, say, sockets, sys};
 use spillway_core::policy::Settings;
 use spillway_core::size::Bytes;
-use spillway_pager::{OnPagerDeath, Options, Pager};
+use spillway_pager::{OnPagerDeath, Options, Pager, procfs};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -89,6 +89,10 @@ pub(crate) fn manage(args: &Job<'_>) -> Result<u8, Failure> {
         return Err(Failure::refused(format!(
             "process {pid} is managed already: `spillway resize {pid} SIZE` changes its budget"
         )));
+    }
+    // An older trace is not given up for a process that there is not.
+    if args.tape.is_some() && procfs::stat(args.pid).is_err() {
+        return Err(spillway_pager::Error::NoSuchProcess(args.pid).into());
     }
     let (recording, recorder) = args.tape.map(|tape| tape.start(local)).transpose()?.unzip();
     let (replacement, on_pager_death) = (args.replacement, OnPagerDeath::HoldTarget);

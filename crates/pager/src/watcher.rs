@@ -425,7 +425,7 @@ impl Watcher {
             .saturating_sub(self.shared.numbers.local_pages.load(Relaxed));
         let managed = self.processes.values().any(|process| process.target.is_some());
         let pages = if managed { budget_room.max(GROWTH_PAGES) } else { room };
-        let reach = Duration::from_micros(pages * 1_000_000 / TOUCH_PAGES_PER_S / 2);
+        let reach = Duration::from_micros(pages.saturating_mul(1_000_000) / TOUCH_PAGES_PER_S / 2);
         let young = self.tree_changed_at.is_some_and(|at| at.elapsed() < TREE_YOUNG_FOR);
         if idle && managed {
             return if quiet { LOOK_WHILE_IDLE } else { LOOK_SOONEST };

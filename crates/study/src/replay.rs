@@ -13,6 +13,7 @@ use spillway_core::evict::{Captured, Run, Write};
 use spillway_core::page::{HandleBits, State};
 use spillway_core::pager::{Blocks, Budget, Config, Outcome, Pager, Plan};
 use spillway_core::policy::Settings;
+use spillway_core::streams::BLOCK_PAGES_MAX;
 use spillway_core::{Address, PageIndex, Span, TargetId};
 
 pub use spillway_core::policy::{Kind, Scheme};
@@ -249,7 +250,8 @@ impl<'a> Replay<'a> {
                 Scheme::PreEvict => self.core.batch_pages(),
             };
             if !self.capture(most) && !self.write(true) {
-                unreachable!("pages that are local can leave");
+                // As the driver does when nothing can leave: faults go past the budget rather than wait for ever.
+                self.core.set_overdraft(BLOCK_PAGES_MAX);
             }
         }
         self.pager_ns - before_ns

@@ -177,6 +177,7 @@ fn report(
     let rate = sample.hash_below as f64 / HASHES as f64;
     let observed = Observed {
         pages,
+        // Threads that wait at the same time may together wait for longer than it was watched.
         ran_ns: watched_ns.saturating_sub(sample.served_ns).max(watched_ns / 10),
         miss_ns: watch.miss_ns.or(measured).unwrap_or(MISS_NS),
         known_from_pages: 0,
