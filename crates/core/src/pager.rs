@@ -206,7 +206,7 @@ impl Pager {
             regions: Regions::default(),
             table: Table::default(),
             streams: Vec::new(),
-            replacement: Replacement::new(BATCH_PAGES_MAX as usize),
+            replacement: Replacement::new(BATCH_PAGES_MAX),
             home_hand: Hand::default(),
             clean_hand: Hand::default(),
             ahead: Ahead { address: Address(0), page: PageIndex(0), next: 0, end: 0, room: 0 },

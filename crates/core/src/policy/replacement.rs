@@ -30,13 +30,13 @@ pub(crate) struct Replacement {
 }
 
 impl Replacement {
-    pub(crate) fn new(batch_pages_max: usize) -> Self {
+    pub(crate) fn new(batch_pages_max: u64) -> Self {
         let settings = Settings::default();
         Self {
             settings,
             everyone: shared(settings),
             shares: Vec::new(),
-            drawn: Vec::with_capacity(batch_pages_max),
+            drawn: Vec::with_capacity(usize::try_from(batch_pages_max).expect("a batch is small")),
             random: 0x2545_F491_4F6C_DD1D,
             short: false,
             more: 0,

@@ -95,7 +95,7 @@ impl Model for ThreeQueues {
             self.random ^= self.random << 13;
             self.random ^= self.random >> 7;
             self.random ^= self.random << 17;
-            promoted = self.random % 32 == 0;
+            promoted = self.random.is_multiple_of(32);
         }
         if promoted { &mut self.proactive } else { &mut self.active }.push(page);
     }
