@@ -71,11 +71,23 @@ def redis(keys, gets):
 
 
 def serve(started, tools, keys, gets):
-    path = tools / "redis.sock"
-    path.unlink(missing_ok=True)
     fill = tools / "redis.fill"
     if not fill.exists():
         write_redis_fill(fill, keys)
+    with redis_server(started, tools, fill) as path:
+        load = ["redis-benchmark", "-s", path, "-t", "get", "-n", str(gets), "-r", str(keys), "-c", "4", "--csv"]
+        done = subprocess.run(load, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_SECONDS)
+        if done.returncode != 0:
+            raise Failure(f"redis-benchmark: status {done.returncode}: {done.stderr[-500:]}")
+        row = list(csv.DictReader(done.stdout.splitlines()))[-1]
+    return {"gets_per_s": float(row["rps"]), "p50_us": 1000 * float(row["p50_latency_ms"]), "p99_us": 1000 * float(row["p99_latency_ms"])}
+
+
+@contextlib.contextmanager
+def redis_server(started, tools, fill):
+    """A server that holds what `fill` says, as the path of its socket; it is shut down, and must have lived until then."""
+    path = tools / "redis.sock"
+    path.unlink(missing_ok=True)
     server = ["redis-server", "--port", "0", "--unixsocket", str(path), "--save", "", "--dir", str(tools)]
     process = subprocess.Popen(**started(server), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     with ended(process):
@@ -85,17 +97,14 @@ def serve(started, tools, keys, gets):
                 raise Failure(f"redis-server did not start, status {process.returncode}")
             time.sleep(0.02)
         subprocess.run(["redis-cli", "-s", path, "--pipe"], stdin=open(fill), check=True, stdout=subprocess.DEVNULL, timeout=LIMIT_SECONDS)
-        load = ["redis-benchmark", "-s", path, "-t", "get", "-n", str(gets), "-r", str(keys), "-c", "4", "--csv"]
-        done = subprocess.run(load, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_SECONDS)
-        if done.returncode != 0 or process.poll() is not None:
-            raise Failure(f"redis-benchmark: status {done.returncode}, server {process.poll()}: {done.stderr[-500:]}")
-        row = list(csv.DictReader(done.stdout.splitlines()))[-1]
+        yield path
+        if process.poll() is not None:
+            raise Failure(f"redis-server ended, status {process.returncode}")
         with socket.socket(socket.AF_UNIX) as stream:
             stream.connect(str(path))
             stream.sendall(b"SHUTDOWN NOSAVE\r\n")
             stream.recv(100)
         process.wait(20)
-    return {"gets_per_s": float(row["rps"]), "p50_us": 1000 * float(row["p50_latency_ms"]), "p99_us": 1000 * float(row["p99_latency_ms"])}
 
 
 def write_redis_fill(path, keys):

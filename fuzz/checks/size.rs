@@ -1,9 +1,13 @@
-//! Sizes are read exactly or refused in one clear line, and those shown can be read again.
+//! Sizes and times are read exactly or refused in one clear line, and those shown can be read again.
 
 use spillway_core::size::{Bytes, parse_bytes};
+use spillway_core::time::parse_ns;
 
 /// Holds one input to it.
 pub fn check(text: &str) {
+    if let Ok(ns) = parse_ns(text) {
+        assert_eq!(parse_ns(&format!("{ns}ns")), Ok(ns));
+    }
     match parse_bytes(text) {
         Ok(bytes) => {
             assert_eq!(parse_bytes(&bytes.to_string()), Ok(bytes));

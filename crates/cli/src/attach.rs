@@ -7,11 +7,13 @@ use crate::failure::Failure;
 use crate::progress::{self, Progress};
 use crate::report::{self, StatsFile};
 use crate::service::{Detachment, Service};
+use crate::trace::Tape;
 use crate::trouble::Trouble;
-use crate::{control, local, pool, say, sockets, sys};
+use crate::{control, local, pool, replacement, say, sockets, sys};
+use spillway_core::policy::Settings;
 use spillway_core::size::Bytes;
-use spillway_pager::{OnPagerDeath, Options, Pager};
-use std::path::PathBuf;
+use spillway_pager::{OnPagerDeath, Options, Pager, procfs};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -30,6 +32,8 @@ pub(crate) struct Args {
     /// Where the rest goes; local: is this host, compressed
     #[arg(long, value_name = "URL", default_value = pool::DEFAULT)]
     pool: String,
+    #[command(flatten)]
+    replacement: replacement::Args,
     /// Write the final counters to this file, as JSON
     #[arg(long, value_name = "FILE")]
     stats: Option<PathBuf>,
@@ -38,11 +42,45 @@ pub(crate) struct Args {
     quiet: bool,
 }
 
+/// What is to be managed, and how.
+pub(crate) struct Job<'a> {
+    /// The process.
+    pub(crate) pid: i32,
+    /// As for `--local`.
+    pub(crate) local: &'a str,
+    /// As for `--pool`.
+    pub(crate) pool: &'a str,
+    /// Which pages leave, when and whose.
+    pub(crate) replacement: Settings,
+    /// For the final counters.
+    pub(crate) stats: Option<&'a Path>,
+    /// Say nothing but what went wrong.
+    pub(crate) quiet: bool,
+    /// What is to be recorded.
+    pub(crate) tape: Option<&'a Tape>,
+    /// When to let the process go unasked.
+    pub(crate) lasts: Option<Duration>,
+}
+
 /// Adopts the process and stays until it is gone or free.
 pub(crate) fn attach(args: &Args) -> Result<u8, Failure> {
-    let local = local::parse(&args.local)?;
-    pool::parse(&args.pool)?;
-    let stats = args.stats.as_deref().map(StatsFile::prepare).transpose()?;
+    manage(&Job {
+        pid: args.pid,
+        local: &args.local,
+        pool: &args.pool,
+        replacement: args.replacement.settings(),
+        stats: args.stats.as_deref(),
+        quiet: args.quiet,
+        tape: None,
+        lasts: None,
+    })
+}
+
+/// Does what `attach` does.
+pub(crate) fn manage(args: &Job<'_>) -> Result<u8, Failure> {
+    let local = local::parse(args.local)?;
+    pool::parse(args.pool)?;
+    let stats = args.stats.map(StatsFile::prepare).transpose()?;
     sys::block_signals();
     if let Ok(found) = sockets::pager_of(args.pid)
         && !found.listing.detached
@@ -52,7 +90,13 @@ pub(crate) fn attach(args: &Args) -> Result<u8, Failure> {
             "process {pid} is managed already: `spillway resize {pid} SIZE` changes its budget"
         )));
     }
-    let options = Options { local, store: pool::open(&args.pool)?, on_pager_death: OnPagerDeath::HoldTarget };
+    // An older trace is not given up for a process that there is not.
+    if args.tape.is_some() && procfs::stat(args.pid).is_err() {
+        return Err(spillway_pager::Error::NoSuchProcess(args.pid).into());
+    }
+    let (recording, recorder) = args.tape.map(|tape| tape.start(local)).transpose()?.unzip();
+    let (replacement, on_pager_death) = (args.replacement, OnPagerDeath::HoldTarget);
+    let options = Options { local, replacement, store: pool::open(args.pool)?, on_pager_death, recording };
     let service = Arc::new(Service::new(Pager::adopt(args.pid, options)?, args.pid, 0));
     let listening = sockets::bind().and_then(|(listener, bound)| {
         let listening = control::listen(listener, Arc::clone(&service)).map_err(|error| error.to_string());
@@ -69,17 +113,21 @@ pub(crate) fn attach(args: &Args) -> Result<u8, Failure> {
             say::note(warning);
         }
     }
-    serve(&service);
+    let until = args.lasts.map(|lasts| Instant::now() + lasts);
+    serve(&service, until);
     service.finish_answers();
     let last = service.snapshot();
     if !args.quiet {
         say::note(report::summary(&last));
     }
+    if let (Some(tape), Some(recorder)) = (args.tape, recorder) {
+        tape.tell(recorder.finish().map(|(_, totals)| totals), args.quiet)?;
+    }
     stats.map_or(Ok(0), |stats| stats.write(&last).map(|()| 0))
 }
 
-/// Returns when the target has ended or all pages are home.
-fn serve(service: &Arc<Service>) {
+/// Returns when the target has ended or all pages are home, for which it asks at `until`.
+fn serve(service: &Arc<Service>, mut until: Option<Instant>) {
     let mut progress: Option<(Progress, u64, Instant)> = None;
     let (told, failures) = mpsc::channel();
     let mut leaving = false;
@@ -87,6 +135,7 @@ fn serve(service: &Arc<Service>) {
     loop {
         let asked = sys::next_signal(Some(TICK))
             .is_some_and(|caught| matches!(caught.number, libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT));
+        let asked = asked || until.take_if(|until| Instant::now() >= *until).is_some();
         if let Ok(failure) = failures.try_recv() {
             say::note(failure);
             leaving = false;

@@ -1,6 +1,7 @@
 //! The control socket: what other commands ask of a running pager.
 //!
-//! Requests and replies are lines of JSON: `{"op":"stats"}`, `{"op":"resize","local":"512M"}`, `{"op":"detach"}`;
+//! Requests and replies are lines of JSON: `{"op":"stats"}`, `{"op":"resize","local":"512M"}`,
+//! `{"op":"set","settings":["policy=lru"]}`, `{"op":"detach"}`;
 //! answers are `{"ok":..}` or `{"error":".."}`, after any number of `{"progress":[done,total]}`.
 //!
 //! Invariants: only the pager's own user and root are answered; a request is bounded in length and time, and the
@@ -38,6 +39,11 @@ pub(crate) enum Request {
         /// As for `--local`.
         local: String,
     },
+    /// Other replacement settings; those that are not named stay as they are.
+    Set {
+        /// Of the form `policy=lru`.
+        settings: Vec<String>,
+    },
     /// All pages home.
     Detach,
     /// Only from `spillway run`: the process it started.
@@ -50,6 +56,8 @@ pub(crate) enum Request {
         /// Which of the two.
         now: bool,
     },
+    /// Only from `spillway run`: what is recorded is to be complete; how much it was, as [`crate::recorder::Totals`].
+    EndRecording,
 }
 
 /// What a pager answers.
@@ -138,7 +146,9 @@ pub(crate) fn answer_all<P: Paging>(lines: &mut Lines, service: &Service<P>, pee
         let _under_way = service.answering();
         let reply = match line {
             Ok(line) => match serde_json::from_slice(&line) {
-                Ok(Request::Target { .. } | Request::Stopping { .. }) if peer != Peer::Front => {
+                Ok(Request::Target { .. } | Request::Stopping { .. } | Request::EndRecording)
+                    if peer != Peer::Front =>
+                {
                     Reply::Error("only `spillway run` may say that".into())
                 }
                 Ok(request) => answer(request, lines, service),
@@ -164,6 +174,13 @@ fn answer<P: Paging>(request: Request, lines: &mut Lines, service: &Service<P>) 
         Request::Resize { .. } if service.is_detached() => {
             Reply::Error("this pager has let its processes go: there is nothing to resize".into())
         }
+        Request::Set { .. } if service.is_detached() => {
+            Reply::Error("this pager has let its processes go: there is nothing to set".into())
+        }
+        Request::Set { settings } => match service.set(&settings) {
+            Ok(()) => Reply::Ok(json!({})),
+            Err(error) => Reply::Error(error.to_string()),
+        },
         Request::Resize { local } => match local::parse(&local) {
             Ok(local) => {
                 service.set_local(local);
@@ -190,6 +207,11 @@ fn answer<P: Paging>(request: Request, lines: &mut Lines, service: &Service<P>) 
             service.set_front_stopping(now);
             Reply::Ok(json!({}))
         }
+        Request::EndRecording => match service.end_recording() {
+            Some(Ok(totals)) => Reply::Ok(json!(totals)),
+            Some(Err(error)) => Reply::Error(error),
+            None => Reply::Error("this pager records nothing".into()),
+        },
     }
 }
 
@@ -216,6 +238,7 @@ pub(crate) fn ask(
 mod tests {
     use super::*;
     use crate::lines::LINE_BYTES_MAX;
+    use spillway_core::policy::{Kind, Scope, Settings};
     use spillway_pager::{Local, Snapshot};
     use std::io::{Read, Write};
     use std::sync::Mutex;
@@ -224,6 +247,7 @@ mod tests {
     #[derive(Default)]
     struct Fake {
         local: Mutex<Option<Local>>,
+        replacement: Mutex<Settings>,
         refuses: bool,
     }
 
@@ -233,6 +257,9 @@ mod tests {
         }
         fn set_local(&self, local: Local) {
             *self.local.lock().expect("sound") = Some(local);
+        }
+        fn change_replacement(&self, change: &mut dyn FnMut(&mut Settings)) {
+            change(&mut self.replacement.lock().expect("sound"));
         }
         fn detach(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<(), String> {
             (0..=10).for_each(|page| progress(page, 10));
@@ -268,6 +295,11 @@ mod tests {
         let lines: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
         assert_eq!((lines[0]["ok"]["pid"].as_i64(), lines[0]["ok"]["faults"].as_i64()), (Some(7), Some(3)));
         assert_eq!((lines.len(), &lines[1]), (2, &json!({"ok": {}})));
+        let said =
+            answers(&service, Peer::Command, b"{\"op\":\"set\",\"settings\":[\"policy=lru3\",\"scope=target\"]}\n");
+        assert_eq!(said, "{\"ok\":{}}\n");
+        let wanted = Settings { policy: Kind::Lru3, scope: Scope::Target, ..Settings::default() };
+        assert_eq!(service.replacement(), wanted);
         let said = answers(&service, Peer::Command, b"{\"op\":\"detach\"}\n{\"op\":\"resize\",\"local\":\"25%\"}\n");
         let lines: Vec<&str> = said.lines().collect();
         assert_eq!((lines[0], lines[1]), ("{\"progress\":[0,10]}", "{\"ok\":{}}"));
@@ -282,6 +314,9 @@ mod tests {
             "{\"op\":\"resize\",\"local\":7}",
             "{\"op\":\"resize\"}",
             "{\"op\":\"resize\",\"local\":\"8M\",\"more\":1}",
+            "{\"op\":\"set\"}",
+            "{\"op\":\"set\",\"settings\":\"policy=lru\"}",
+            "{\"op\":\"set\",\"settings\":[\"policy=lru\",\"evict=never\"]}",
             "{\"op\":\"target\",\"pid\":1}",
             "{\"op\":\"stopping\",\"now\":true}",
             "{\"op\":\"what\"}",
@@ -295,6 +330,7 @@ mod tests {
             assert!(said.starts_with("{\"error\":\"") && said.lines().count() == 1, "{line}: {said}");
         }
         assert_eq!((service.target(), service.detachment().is_none()), (7, true));
+        assert_eq!(service.replacement(), Settings::default());
         let said = answers(&service, Peer::Command, b"{\"op\":\"detach\"}\n");
         assert!(said.ends_with("{\"error\":\"no room\"}\n") && service.detachment().is_none(), "{said}");
     }

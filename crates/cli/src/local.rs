@@ -4,11 +4,17 @@ use crate::failure::Failure;
 use spillway_core::size::{Bytes, parse_bytes};
 use spillway_pager::{LOCAL_FLOOR_BYTES, Local};
 
+/// No limit.
+pub(crate) const ALL: &str = "all";
+
 const FLOOR: Bytes = Bytes(LOCAL_FLOOR_BYTES);
 
-/// Parses `512M`, `2G`, `1073741824` or `50%`.
+/// Parses `512M`, `2G`, `1073741824`, `50%` or `all`.
 pub(crate) fn parse(text: &str) -> Result<Local, Failure> {
     let refuse = |why: String| Err(Failure::refused(why));
+    if text == ALL {
+        return Ok(Local::All);
+    }
     if let Some(number) = text.strip_suffix('%') {
         return match number.parse() {
             Ok(percent @ 1..=100) => Ok(Local::Percent(percent)),
@@ -36,6 +42,7 @@ mod tests {
             ("1073741824", Local::Bytes(1 << 30)),
             ("1%", Local::Percent(1)),
             ("100%", Local::Percent(100)),
+            ("all", Local::All),
         ] {
             assert_eq!(parse(text).ok(), Some(local), "{text}");
         }

@@ -3,6 +3,7 @@
 //! Invariants: standard output belongs to the target, to `ps` and to `doctor`; everything else we say goes to standard
 //! error, a line at a time. Every way to end is listed in [`EXIT_STATUSES`].
 
+mod advise;
 mod attach;
 mod control;
 mod detach;
@@ -16,15 +17,20 @@ mod pool_status;
 mod processes;
 mod progress;
 mod ps;
+mod recorder;
+mod replacement;
 mod report;
 mod resize;
 mod run;
 mod say;
 mod serve;
 mod service;
+mod set;
+mod sim;
 mod sockets;
 mod stops;
 mod sys;
+mod trace;
 mod trouble;
 mod witness;
 
@@ -45,7 +51,8 @@ Exit status:
 Examples:
   spillway run --local 2G -- python3 train.py
   spillway attach 4711 --local 1G
-  spillway resize 4711 4G";
+  spillway resize 4711 4G
+  spillway set 4711 policy=lru3 evict=pre-evict";
 
 /// Runs or adopts any program inside a budget of local memory; the rest goes to a pool
 #[derive(Parser)]
@@ -65,12 +72,20 @@ enum Command {
     Detach(detach::Args),
     /// Change the budget of a managed process
     Resize(resize::Args),
+    /// Change which pages of a managed process leave, when and whose
+    Set(set::Args),
     /// List managed processes and what they hold
     Ps(ps::Args),
     /// Look at a pool's servers
     Pool(pool_status::Args),
     /// Lend this host's memory to others
     Serve(serve::Args),
+    /// Record what a pager sees of a program
+    Trace(trace::Args),
+    /// Replay a trace under each policy, and the optimum
+    Sim(sim::Args),
+    /// Say how much local memory a program needs
+    Advise(advise::Args),
     /// Examine this machine: what is missing, what it costs, what mends it
     Doctor(doctor::Args),
     #[command(name = "__pager", hide = true)]
@@ -92,9 +107,13 @@ fn perform(command: &Command) -> Result<u8, Failure> {
         Command::Attach(args) => attach::attach(args),
         Command::Detach(args) => detach::detach(args),
         Command::Resize(args) => resize::resize(args),
+        Command::Set(args) => set::set(args),
         Command::Ps(args) => ps::ps(args),
         Command::Pool(args) => pool_status::pool(args),
         Command::Serve(args) => serve::serve(args),
+        Command::Trace(args) => trace::trace(args),
+        Command::Sim(args) => sim::sim(args),
+        Command::Advise(args) => advise::advise(args),
         Command::Doctor(args) => doctor::doctor(args),
         Command::Pager(args) => pager_process::serve(args),
     }

@@ -7,10 +7,13 @@
 use crate::control::{self, Peer, Reply, Request};
 use crate::failure::{FAILED, Failure};
 use crate::lines::Lines;
+use crate::recorder::Totals;
 use crate::service::{Listing, Service};
+use crate::trace::{FileRecorder, Tape};
 use crate::trouble::Trouble;
-use crate::{local, pool, say, sockets, sys};
+use crate::{local, pool, replacement, say, sockets, sys};
 use serde_json::json;
+use spillway_core::policy::Settings;
 use spillway_pager::{OnPagerDeath, Options, Pager, Snapshot};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
@@ -24,6 +27,8 @@ use std::time::Duration;
 const START_LIMIT: Duration = Duration::from_secs(60);
 /// How long the final counters may take.
 const STATS_LIMIT: Duration = Duration::from_secs(5);
+/// How long the end of a recording may take: a disk may have to take what the ring holds.
+const RECORDING_LIMIT: Duration = Duration::from_secs(60);
 /// How often the pager looks at what nobody tells it: stops, what is stored, whether targets are left.
 const TICK: Duration = Duration::from_millis(250);
 
@@ -42,6 +47,14 @@ pub(crate) struct Args {
     /// As for `run`
     #[arg(long)]
     pool: String,
+    /// Where to record to
+    #[arg(long)]
+    trace: Option<std::path::PathBuf>,
+    /// The windows of an exact trace
+    #[arg(long)]
+    window_ns: Option<u64>,
+    #[command(flatten)]
+    replacement: replacement::Args,
 }
 
 /// The pager's process as the front sees it.
@@ -52,7 +65,12 @@ pub(crate) struct PagerProcess {
 
 impl PagerProcess {
     /// Starts the pager of this process's future children, and waits until it is ready.
-    pub(crate) fn start(local: &str, pool: &str) -> Result<(Self, Option<String>), Failure> {
+    pub(crate) fn start(
+        local: &str,
+        pool: &str,
+        settings: Settings,
+        tape: Option<&Tape>,
+    ) -> Result<(Self, Option<String>), Failure> {
         let failed = |error: std::io::Error| {
             Failure::new(FAILED, format!("the pager could not be started: {}", say::error(&error)))
         };
@@ -63,6 +81,11 @@ impl PagerProcess {
         command.arg(format!("--socket={}", theirs.as_raw_fd()));
         command.arg(format!("--front={}", std::process::id()));
         command.arg(format!("--local={local}")).arg(format!("--pool={pool}"));
+        command.args(replacement::options(settings));
+        if let Some(Tape { path, window_ns }) = tape {
+            command.arg("--trace").arg(path);
+            command.args(window_ns.map(|ns| format!("--window-ns={ns}")));
+        }
         command.stdin(Stdio::null()).stdout(Stdio::null());
         sys::prepare_pager(&mut command, theirs.as_raw_fd());
         let mut child = command.spawn().map_err(failed)?;
@@ -102,6 +125,12 @@ impl PagerProcess {
         serde_json::from_value::<Listing>(answer).ok().map(|listing| listing.snapshot)
     }
 
+    /// Ends the recording.
+    pub(crate) fn end_recording(&mut self) -> Result<Totals, String> {
+        let answer = control::ask(&mut self.lines, &Request::EndRecording, RECORDING_LIMIT, &mut |_, _| {})?;
+        serde_json::from_value(answer).map_err(|error| error.to_string())
+    }
+
     /// Whether the process has ended.
     pub(crate) fn is_dead(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(Some(_)))
@@ -115,7 +144,7 @@ pub(crate) fn serve(args: &Args) -> Result<u8, Failure> {
     sys::block_signals();
     let mut front = Lines::new(socket).map_err(failed)?;
     let service = match start(args) {
-        Ok(pager) => Arc::new(Service::new(pager, 0, args.front)),
+        Ok((pager, recorder)) => Arc::new(Service::new(pager, 0, args.front).recording(recorder)),
         Err(failure) => {
             let _ = front.send(&Reply::Error(failure.to_string()));
             return Ok(failure.status);
@@ -149,12 +178,17 @@ pub(crate) fn serve(args: &Args) -> Result<u8, Failure> {
     Ok(0)
 }
 
-fn start(args: &Args) -> Result<Pager, Failure> {
+fn start(args: &Args) -> Result<(Pager, Option<FileRecorder>), Failure> {
+    let local = local::parse(&args.local)?;
+    let tape = args.trace.clone().map(|path| Tape { path, window_ns: args.window_ns });
+    let (recording, recorder) = tape.map(|tape| tape.start(local)).transpose()?.unzip();
     let options = Options {
-        local: local::parse(&args.local)?,
+        local,
+        replacement: args.replacement.settings(),
         store: pool::open(&args.pool)?,
         on_pager_death: OnPagerDeath::KillTarget,
+        recording,
     };
     let _ = std::env::set_current_dir("/"); // A file system that the target has left can be unmounted.
-    Ok(Pager::follow(args.front, options)?)
+    Ok((Pager::follow(args.front, options)?, recorder))
 }

@@ -12,12 +12,14 @@ use crate::pager_process::PagerProcess;
 use crate::report::{self, StatsFile};
 use crate::stops;
 use crate::sys::{self, Caught, Change};
+use crate::trace::Tape;
 use crate::witness::Witness;
-use crate::{local, pool, processes, say};
+use crate::{local, pool, processes, replacement, say};
+use spillway_core::policy::Settings;
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
@@ -30,6 +32,8 @@ pub(crate) struct Args {
     /// Where the rest goes; local: is this host, compressed
     #[arg(long, value_name = "URL", default_value = pool::DEFAULT)]
     pool: String,
+    #[command(flatten)]
+    replacement: replacement::Args,
     /// Write the final counters to this file, as JSON
     #[arg(long, value_name = "FILE")]
     stats: Option<PathBuf>,
@@ -41,12 +45,43 @@ pub(crate) struct Args {
     command: Vec<OsString>,
 }
 
+/// What is to be run, and how.
+pub(crate) struct Job<'a> {
+    /// As for `--local`.
+    pub(crate) local: &'a str,
+    /// As for `--pool`.
+    pub(crate) pool: &'a str,
+    /// Which pages leave, when and whose.
+    pub(crate) replacement: Settings,
+    /// For the final counters.
+    pub(crate) stats: Option<&'a Path>,
+    /// No summary at the end.
+    pub(crate) quiet: bool,
+    /// What is to be recorded.
+    pub(crate) tape: Option<&'a Tape>,
+    /// The program and its arguments.
+    pub(crate) command: &'a [OsString],
+}
+
 /// Runs the program to its end; the exit status is its own.
 pub(crate) fn run(args: &Args) -> Result<u8, Failure> {
-    local::parse(&args.local)?;
-    pool::parse(&args.pool)?;
-    let stats = args.stats.as_deref().map(StatsFile::prepare).transpose()?;
-    let (mut pager, warning) = PagerProcess::start(&args.local, &args.pool)?;
+    manage(&Job {
+        local: &args.local,
+        pool: &args.pool,
+        replacement: args.replacement.settings(),
+        stats: args.stats.as_deref(),
+        quiet: args.quiet,
+        tape: None,
+        command: &args.command,
+    })
+}
+
+/// Does what `run` does.
+pub(crate) fn manage(args: &Job<'_>) -> Result<u8, Failure> {
+    local::parse(args.local)?;
+    pool::parse(args.pool)?;
+    let stats = args.stats.map(StatsFile::prepare).transpose()?;
+    let (mut pager, warning) = PagerProcess::start(args.local, args.pool, args.replacement, args.tape)?;
     if let Some(warning) = warning.filter(|_| !args.quiet) {
         say::note(warning);
     }
@@ -62,6 +97,10 @@ pub(crate) fn run(args: &Args) -> Result<u8, Failure> {
 
     let mut front = Front { target, pager, witness, interrupted: None };
     let Some(status) = front.wait_for_end() else { return Err(front.end_orphan()) };
+    if let Some(tape) = args.tape {
+        // The program did its work: its status counts, whatever became of the trace.
+        tape.tell(front.pager.end_recording(), args.quiet).unwrap_or_else(say::note);
+    }
     match front.pager.snapshot() {
         Some(snapshot) => {
             if !args.quiet {

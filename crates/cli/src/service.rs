@@ -3,8 +3,11 @@
 //! Invariants: at most one detachment is under way; once it has succeeded the pages are home and nothing else is asked
 //! of the pager but its counters; a failed one leaves everything managed.
 
+use crate::recorder::Totals;
 use crate::stops;
+use crate::trace::FileRecorder;
 use serde::{Deserialize, Serialize};
+use spillway_core::policy::{SettingError, Settings};
 use spillway_pager::{Local, Pager, Snapshot};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -19,6 +22,8 @@ pub(crate) trait Paging: Send + Sync {
     fn snapshot(&self) -> Snapshot;
     /// Changes the budget.
     fn set_local(&self, local: Local);
+    /// Changes the replacement settings, from what they are.
+    fn change_replacement(&self, change: &mut dyn FnMut(&mut Settings));
     /// Brings all pages home.
     fn detach(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<(), String>;
     /// Whether any process is managed or watched.
@@ -32,6 +37,10 @@ impl Paging for Pager {
 
     fn set_local(&self, local: Local) {
         Self::set_local(self, local);
+    }
+
+    fn change_replacement(&self, change: &mut dyn FnMut(&mut Settings)) {
+        Self::change_replacement(self, change);
     }
 
     fn detach(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<(), String> {
@@ -72,6 +81,8 @@ pub(crate) struct Service<P = Pager> {
     /// Whether the front stopped itself because the target had stopped.
     front_stopping: AtomicBool,
     detachment: Mutex<Detachment>,
+    /// What writes down what the pager sees, if anything does.
+    recorder: Mutex<Option<FileRecorder>>,
     /// Requests that were read and whose answers are not yet sent.
     answering: AtomicUsize,
     /// The most that was seen in the pool, and what the pool kept for it.
@@ -110,9 +121,21 @@ impl<P: Paging> Service<P> {
             front,
             front_stopping: AtomicBool::new(false),
             detachment: Mutex::new(Detachment::None),
+            recorder: Mutex::new(None),
             answering: AtomicUsize::new(0),
             stored_peak: Mutex::new((0, 0)),
         }
+    }
+
+    /// The same, of a pager that records.
+    pub(crate) fn recording(self, recorder: Option<FileRecorder>) -> Self {
+        Self { recorder: Mutex::new(recorder), ..self }
+    }
+
+    /// Ends the recording, if there is one.
+    pub(crate) fn end_recording(&self) -> Option<Result<Totals, String>> {
+        let recorder = self.recorder.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        Some(recorder.finish().map(|(_, totals)| totals))
     }
 
     /// The process that stands for the tree; 0 as long as it is not started.
@@ -157,6 +180,27 @@ impl<P: Paging> Service<P> {
     /// Changes the budget.
     pub(crate) fn set_local(&self, local: Local) {
         self.pager.set_local(local);
+    }
+
+    /// Changes replacement settings, given as `KEY=VALUE`: all of them, or none when one is wrong.
+    pub(crate) fn set(&self, pairs: &[String]) -> Result<(), SettingError> {
+        let mut done = Ok(());
+        self.pager.change_replacement(&mut |settings| {
+            let mut changed = *settings;
+            done = pairs.iter().try_for_each(|pair| changed.set(pair));
+            if done.is_ok() {
+                *settings = changed;
+            }
+        });
+        done
+    }
+
+    /// The replacement settings now.
+    #[cfg(test)]
+    pub(crate) fn replacement(&self) -> Settings {
+        let mut now = Settings::default();
+        self.pager.change_replacement(&mut |settings| now = *settings);
+        now
     }
 
     /// Whether any process is left to serve.
@@ -226,6 +270,7 @@ mod tests {
             Snapshot { stored_bytes: stored, stored_compressed_bytes: stored / 2, processes, ..Snapshot::default() }
         }
         fn set_local(&self, _: Local) {}
+        fn change_replacement(&self, _: &mut dyn FnMut(&mut Settings)) {}
         fn detach(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<(), String> {
             progress(1, 2);
             self.end.lock().expect("sound").recv().expect("told")

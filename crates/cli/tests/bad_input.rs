@@ -49,6 +49,26 @@ fn sizes_and_pools() {
 }
 
 #[test]
+fn settings_that_do_not_exist_name_those_that_do() {
+    for (key, valid) in [
+        ("policy", "rr, clock, fifo, lru, lru3, s3fifo, sieve"),
+        ("evict", "on-demand, pre-evict"),
+        ("scope", "target, global"),
+    ] {
+        let flag = format!("--{key}=nosuch");
+        assert!(refusal(&["run", &flag, "--", "true"]).contains(valid), "{key}");
+        assert!(refusal(&["attach", &flag, "1"]).contains(valid), "{key}");
+        assert!(refusal(&["set", "1", &format!("{key}=nosuch")]).contains(valid), "{key}");
+    }
+    assert!(refusal(&["set", "1", "nosuch=1"]).contains("the keys are policy, evict, scope"));
+    assert!(refusal(&["set", "1", "policy"]).contains("KEY=VALUE"));
+    // One that is wrong refuses all, before anyone is asked.
+    assert!(refusal(&["set", "1", "policy=lru", "evict=never"]).contains("on-demand"));
+    assert!(refusal(&["set", "1"]).contains("<KEY=VALUE>... is missing"));
+    assert!(refusal(&["set", "4194305", "policy=lru"]).contains("no process 4194305"));
+}
+
+#[test]
 fn processes_that_are_not_there() {
     // One more than the kernel's largest.
     for args in [&["detach", "4194305"][..], &["resize", "4194305", "8M"]] {

@@ -35,8 +35,10 @@ fn each_target_is_run_here() {
         "proc_files",
         "redis_answers",
         "server_connection",
+        "settings",
         "size",
         "tcp_answers",
+        "trace",
         "uffd_message",
         "wire_answer",
         "wire_request",
@@ -47,6 +49,11 @@ fn each_target_is_run_here() {
 #[test]
 fn lz4() {
     over_seeds("lz4", checks::lz4::check);
+}
+
+#[test]
+fn trace() {
+    over_seeds("trace", checks::trace::check);
 }
 
 #[test]
@@ -62,6 +69,11 @@ fn pool_url() {
 #[test]
 fn proc_files() {
     over_texts("proc_files", checks::proc_files::check);
+}
+
+#[test]
+fn settings() {
+    over_texts("settings", checks::settings::check);
 }
 
 #[test]

@@ -1,17 +1,17 @@
-//! Eviction: which pages leave next (clock over the table), and what leaves the buffers for the store.
-//!
-//! The kernel gives us no access bits, so a page's second chance comes from what we do see: it came back from a buffer
-//! soon after it was captured, or the kernel would not move it. Sweeping in table order makes victims adjacent, and
-//! adjacent pages leave in one move with one TLB flush.
+//! Eviction: when pages leave and how many, what became of them, and what leaves the buffers for the store. Which pages
+//! leave is the business of [`crate::policy`].
 
 use crate::page::{BufferIndex, Entry, HandleBits, State, Step};
 use crate::pager::Pager;
-use crate::regions::Region;
+use crate::policy::{Refusal, Scheme};
 use crate::streams::BLOCK_PAGES_MAX;
 use crate::units::{Address, PageIndex, TargetId};
 
 /// The most pages that are ever captured at once: what the agent's control pages have room for.
 pub const BATCH_PAGES_MAX: u64 = 256;
+
+/// Captured pages that a slow store may leave waiting: beyond that, capturing more would only fill buffers.
+const BACKLOG_PAGES_MAX: u64 = 1024;
 
 /// Adjacent pages of one target to capture with one move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,12 +53,25 @@ pub struct Write {
 impl Pager {
     /// Pages that should be free before the next burst of faults, given the budget.
     fn reserve_pages(&self) -> u64 {
-        self.batch_pages()
+        self.batch_pages() + self.replacement.more_reserve()
+    }
+
+    /// Below so many free pages, captures come before the faults that keep coming.
+    pub fn low_pages(&self) -> u64 {
+        self.reserve_pages() / 4
     }
 
     /// Pages that are kept in buffers, after capture, for the chance that they come back.
     fn inactive_pages_kept(&self) -> u64 {
-        (self.budget_pages() / 64).clamp(4, 64)
+        let pages = self.replacement.settings().policy.inactive_pages(self.budget_pages());
+        // A batch must find buffers beside them.
+        pages.min(u64::from(self.buffers()) / 2)
+    }
+
+    /// Pages for which there is a buffer, as long as the store has not too much to take over.
+    pub(crate) fn capturable_pages(&self) -> u64 {
+        let backlog = self.due_writes() + self.table.writing();
+        (self.free_buffers.len() as u64).min(BACKLOG_PAGES_MAX.saturating_sub(backlog))
     }
 
     /// Pages in buffers that the store should have: they become free without another capture.
@@ -78,7 +91,7 @@ impl Pager {
     }
 
     /// How many pages to capture now so that enough will be free for the next burst of faults; zero when enough are.
-    /// Goes for twice the reserve, so that captures come in batches.
+    /// Pre-eviction goes for twice the reserve, so that captures come in batches.
     pub fn wanted_captures(&self) -> u64 {
         if self.store_full {
             // One page is enough to ask with whether it takes pages again.
@@ -88,6 +101,11 @@ impl Pager {
         let leaving = self.due_writes() + self.table.writing();
         let coming = self.free_pages().saturating_add(leaving);
         let over = self.local_pages().saturating_sub(self.budget_pages().saturating_add(leaving));
+        if self.replacement.settings().evict == Scheme::OnDemand {
+            // As many as a fault may need at most.
+            let needed = if self.replacement.is_short() { BLOCK_PAGES_MAX } else { 0 };
+            return over.max(needed.saturating_sub(coming));
+        }
         if coming >= self.reserve_pages() && over == 0 {
             return 0;
         }
@@ -100,64 +118,6 @@ impl Pager {
         (self.budget_pages() / 256).clamp(8, BATCH_PAGES_MAX)
     }
 
-    /// Chooses up to `most` pages of one target to capture, as runs of adjacent pages appended to `runs`. Targets for
-    /// which `may` is false are passed over. Returns whose pages they are.
-    pub fn next_capture(&mut self, most: u64, may: impl Fn(TargetId) -> bool, runs: &mut Vec<Run>) -> Option<TargetId> {
-        let mut left = most.min(self.free_buffers.len() as u64);
-        // Two turns: the first may only take second chances.
-        let mut chunks = 2 * self.table.chunk_slots();
-        let mut whose: Option<TargetId> = None;
-        let mut last: Option<Run> = None;
-        let mut region: Option<Region> = None;
-        let mut first: Option<PageIndex> = None;
-        while left > 0 {
-            let Some(page) = self.table.sweep(&mut self.hand, &mut chunks) else { break };
-            if first == Some(page) {
-                // All the way round: from here on, pages would be chosen twice.
-                break;
-            }
-            if self.is_kept(page) {
-                continue;
-            }
-            // Regions are looked up by search, and pages come in order: most are in the region of the one before.
-            if region.is_none_or(|region| region.address_of(page).is_none()) {
-                region = self.regions.of_page(page);
-                runs.extend(last.take());
-            }
-            let Some((there, address)) = region.and_then(|region| Some((region, region.address_of(page)?))) else {
-                continue;
-            };
-            let target = there.target;
-            if let Some(run) = &mut last
-                && whose == Some(target)
-                && page == run.page.plus(run.pages)
-                && run.pages < BLOCK_PAGES_MAX
-            {
-                run.pages += 1;
-                left -= 1;
-                continue;
-            }
-            match whose {
-                None if may(target) => whose = Some(target),
-                None => {
-                    // All of this region's pages are passed over, not one after the other.
-                    self.hand.skip(there.span.end.pages_since(address) - 1);
-                    continue;
-                }
-                Some(whose) if whose == target => {}
-                Some(_) => {
-                    self.hand.step_back();
-                    break;
-                }
-            }
-            first = first.or(Some(page));
-            runs.extend(last.replace(Run { address, page, pages: 1 }));
-            left -= 1;
-        }
-        runs.extend(last);
-        whose
-    }
-
     /// From now on the pages at `addresses`, and no others of `target`, stay where they are once they are mapped: the kernel
     /// touches them where it cannot wait for a fault.
     pub fn keep(&mut self, target: TargetId, addresses: &[Address]) {
@@ -167,10 +127,6 @@ impl Pager {
             self.kept.extend(region.map(|region| (region.page_at(address.page()), target)));
         }
         self.kept.sort_unstable();
-    }
-
-    fn is_kept(&self, page: PageIndex) -> bool {
-        self.kept.binary_search_by_key(&page, |(kept, _)| *kept).is_ok()
     }
 
     /// A free buffer for a captured page, to be named in [`Pager::captured`] next.
@@ -204,13 +160,14 @@ impl Pager {
             }
             Captured::Stuck => {
                 self.table.update(page, Entry::set_stuck);
+                self.stays(page, Refusal::Stuck);
                 self.counters.stuck_pages += 1;
             }
             Captured::Lost => {
                 self.step(page, Step::CaptureLost);
                 self.counters.lost_pages += 1;
             }
-            Captured::Untried => {}
+            Captured::Untried => self.stays(page, Refusal::Untried),
         }
     }
 

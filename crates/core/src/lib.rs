@@ -1,14 +1,19 @@
 //! The pager's pure centre: no thread, no socket, no clock, no unsafe code.
 #![forbid(unsafe_code)]
 
+mod captures;
 pub mod evict;
 pub mod mappings;
 pub mod page;
 pub mod pager;
+pub mod policy;
 pub mod regions;
+pub mod sample;
 pub mod size;
 pub mod streams;
 pub mod table;
+pub mod time;
 pub mod units;
+pub mod window;
 
 pub use units::{Address, PAGE_BYTES, PAGE_BYTES_U64, Page, PageIndex, Span, TargetId};

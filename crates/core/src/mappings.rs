@@ -120,6 +120,7 @@ impl Pager {
         self.vacated.retain(|vacated| vacated.target != target);
         self.kept.retain(|(_, whose)| *whose != target);
         self.forget_all(target, Span { start: Address(0), end: Address(!0xfff) });
+        self.replacement.end_target(target);
     }
 
     /// `parent` forked: the child's address space starts with what the parent had evicted. What is resident is shared
@@ -161,9 +162,9 @@ impl Pager {
                 self.table.update(page, |entry| *entry = Entry::remote(shared));
             }
             (State::Inactive | State::Writing, Some(from), _) => {
-                self.step(page, Step::Find);
                 if let Some(to) = self.take_buffer() {
                     copies.push(BufferCopy { from, to });
+                    self.step(page, Step::Find);
                     self.step(page, Step::Capture(to));
                     self.set_aside -= 1;
                     self.inactive.push_back(page);

@@ -172,9 +172,10 @@ impl Entry {
         self.0 & REMOVING != 0
     }
 
-    /// Takes back the second chance, if it had one.
-    pub fn take_chance(&mut self) -> bool {
-        let had = self.0 & (REFERENCED | STUCK) != 0;
+    /// Takes back the second chance, if it had one; without `believing`, what came back soon after it left has none.
+    pub fn take_chance(&mut self, believing: bool) -> bool {
+        let chances = if believing { REFERENCED | STUCK } else { STUCK };
+        let had = self.0 & chances != 0;
         self.0 &= !(REFERENCED | STUCK);
         had
     }
@@ -403,8 +404,12 @@ mod tests {
         let mut entry = Entry::UNTOUCHED.with_state(State::Mapped);
         entry.set_referenced();
         entry.set_stuck();
-        assert!(entry.take_chance());
-        assert!(!entry.take_chance());
+        assert!(entry.take_chance(true));
+        assert!(!entry.take_chance(true));
+        entry.set_referenced();
+        assert!(!entry.take_chance(false));
+        entry.set_stuck();
+        assert!(entry.take_chance(false));
         assert_eq!(entry.state(), State::Mapped);
     }
 }

@@ -30,12 +30,12 @@ impl Default for Streams {
 }
 
 impl Streams {
-    /// How many pages from `page` on the stream of this fault suggests: 1 when it belongs to none.
-    pub fn suggest(&mut self, page: PageIndex) -> u64 {
+    /// How many pages from `page` on the stream of this fault suggests, at most `longest`: 1 when it belongs to none.
+    pub fn suggest(&mut self, page: PageIndex, longest: u64) -> u64 {
         let continues = |stream: &Stream| page.0.wrapping_sub(stream.next.0) < BLOCK_PAGES_MAX;
         let found = self.0.iter().position(continues);
         let position = found.unwrap_or(STREAMS - 1);
-        let pages = found.map_or(1, |at| (self.0[at].pages * 2).min(BLOCK_PAGES_MAX));
+        let pages = found.map_or(1, |at| (self.0[at].pages * 2).min(longest));
         self.0[..=position].rotate_right(1);
         self.0[0] = Stream { next: page.plus(pages), pages };
         pages
@@ -57,11 +57,25 @@ mod tests {
         let mut page = PageIndex(1000);
         let mut strides = Vec::new();
         for _ in 0..6 {
-            let pages = streams.suggest(page);
+            let pages = streams.suggest(page, BLOCK_PAGES_MAX);
             strides.push(pages);
             page = page.plus(pages);
         }
         assert_eq!(strides, [1, 2, 4, 8, 16, 16]);
+    }
+
+    #[test]
+    fn a_stream_of_shorter_blocks_stays_one() {
+        let mut streams = Streams::default();
+        let mut page = PageIndex(1000);
+        let strides: Vec<u64> = (0..6)
+            .map(|_| {
+                let pages = streams.suggest(page, 4);
+                page = page.plus(pages);
+                pages
+            })
+            .collect();
+        assert_eq!(strides, [1, 2, 4, 4, 4, 4]);
     }
 
     #[test]
@@ -70,10 +84,10 @@ mod tests {
         let mut heads = [PageIndex(0), PageIndex(10_000), PageIndex(20_000)];
         for _ in 0..6 {
             for head in &mut heads {
-                *head = head.plus(streams.suggest(*head));
+                *head = head.plus(streams.suggest(*head, BLOCK_PAGES_MAX));
             }
         }
-        assert!(heads.iter().all(|&head| streams.suggest(head) == BLOCK_PAGES_MAX));
+        assert!(heads.iter().all(|&head| streams.suggest(head, BLOCK_PAGES_MAX) == BLOCK_PAGES_MAX));
     }
 
     #[test]
@@ -82,25 +96,29 @@ mod tests {
         let mut x = 1_u64;
         for _ in 0..1000 {
             x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            assert_eq!(streams.suggest(PageIndex(x >> 20)), 1, "2^44 pages: no two fall into one block");
+            assert_eq!(
+                streams.suggest(PageIndex(x >> 20), BLOCK_PAGES_MAX),
+                1,
+                "2^44 pages: no two fall into one block"
+            );
         }
     }
 
     #[test]
     fn pages_that_are_there_already_do_not_break_a_stream() {
         let mut streams = Streams::default();
-        streams.suggest(PageIndex(100));
-        assert_eq!(streams.suggest(PageIndex(105)), 2);
-        assert_eq!(streams.suggest(PageIndex(107 + BLOCK_PAGES_MAX)), 1, "too far");
+        streams.suggest(PageIndex(100), BLOCK_PAGES_MAX);
+        assert_eq!(streams.suggest(PageIndex(105), BLOCK_PAGES_MAX), 2);
+        assert_eq!(streams.suggest(PageIndex(107 + BLOCK_PAGES_MAX), BLOCK_PAGES_MAX), 1, "too far");
     }
 
     #[test]
     fn a_stream_cut_short_goes_on_where_it_was_cut() {
         let mut streams = Streams::default();
         let first = PageIndex(5);
-        streams.suggest(first);
-        assert_eq!(streams.suggest(PageIndex(6)), 2);
+        streams.suggest(first, BLOCK_PAGES_MAX);
+        assert_eq!(streams.suggest(PageIndex(6), BLOCK_PAGES_MAX), 2);
         streams.moved(PageIndex(6), 1);
-        assert_eq!(streams.suggest(PageIndex(7)), 4);
+        assert_eq!(streams.suggest(PageIndex(7), BLOCK_PAGES_MAX), 4);
     }
 }

@@ -33,7 +33,7 @@ impl Chunk {
 
 /// Chunk numbers are small integers that nobody outside chooses: one multiplication spreads them.
 #[derive(Default)]
-struct ChunkHasher(u64);
+pub(crate) struct ChunkHasher(u64);
 
 impl Hasher for ChunkHasher {
     fn finish(&self) -> u64 {
@@ -180,8 +180,8 @@ impl Table {
     }
 
     /// The next capturable page at or after `hand` that has no second chance left; passes over at most `chunks_max`
-    /// chunks. Takes the second chances it meets.
-    pub fn sweep(&mut self, hand: &mut Hand, chunks_max: &mut usize) -> Option<PageIndex> {
+    /// chunks. Takes the second chances it meets; `believing` as for [`Entry::take_chance`].
+    pub fn sweep(&mut self, hand: &mut Hand, chunks_max: &mut usize, believing: bool) -> Option<PageIndex> {
         while *chunks_max > 0 {
             if hand.slot >= self.chunks.len() {
                 *hand = Hand::default();
@@ -194,7 +194,7 @@ impl Table {
                     let within = hand.page;
                     hand.page += 1;
                     let entry = &mut chunk.entries[within];
-                    if entry.is_candidate() && !entry.take_chance() {
+                    if entry.is_candidate() && !entry.take_chance(believing) {
                         return Some(PageIndex(chunk.number * CHUNK_PAGES_U64 + within as u64));
                     }
                 }
@@ -216,6 +216,11 @@ impl Table {
     pub fn next_clean(&self, hand: &mut Hand) -> Option<PageIndex> {
         let clean = |entry: Entry| entry.state() == State::Mapped && entry.handle().is_some();
         self.next_where(hand, |chunk| chunk.mapped > 0, clean)
+    }
+
+    /// The next page at or after `hand` that may be captured, before the table's end. No chance is taken or given.
+    pub fn next_candidate(&self, hand: &mut Hand) -> Option<PageIndex> {
+        self.next_where(hand, |chunk| chunk.mapped > 0, Entry::is_candidate)
     }
 
     fn next_where(
@@ -280,7 +285,7 @@ impl Table {
     }
 }
 
-fn split(page: PageIndex) -> (u64, usize) {
+pub(crate) fn split(page: PageIndex) -> (u64, usize) {
     (page.0 / CHUNK_PAGES_U64, usize::try_from(page.0 % CHUNK_PAGES_U64).expect("below 512"))
 }
 
@@ -328,7 +333,7 @@ mod tests {
         let mut turn = |table: &mut Table| {
             let mut chunks = 3;
             let mut seen = Vec::new();
-            while let Some(page) = table.sweep(&mut hand, &mut chunks) {
+            while let Some(page) = table.sweep(&mut hand, &mut chunks, true) {
                 seen.push(page.0);
             }
             seen.sort_unstable();

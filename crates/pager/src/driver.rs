@@ -11,6 +11,7 @@ mod eviction;
 mod hands;
 mod journeys;
 mod release;
+mod tape;
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -18,11 +19,13 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, Sender};
 
 use spillway_core::pager::{Budget, Config, Outcome, Pager, Plan, Served, Stop};
+use spillway_core::policy::Settings;
 use spillway_core::streams::BLOCK_PAGES_MAX;
 use spillway_core::{Span, TargetId};
 use spillway_store::{Store, Urgency};
 
 use crate::placement::Placement;
+use crate::recording::Recording;
 use crate::shared::Shared;
 use crate::sys::clock::now_ns;
 use crate::sys::fd::{Bell, Heard, poll, readable, receive_byte};
@@ -36,6 +39,7 @@ use eviction::{OVERDRAFT_PAGES, WRITES_PER_TURN, Yield};
 use hands::{Hands, index, to_handle};
 use journeys::Journeys;
 use release::Release;
+use tape::Tape;
 
 /// Page buffers: what is captured and not yet stored. 4 MiB, of which a small budget uses a part.
 const BUFFERS: u32 = 1024;
@@ -83,6 +87,8 @@ pub struct Driver {
     /// The store may have more to tidy up.
     untidy: bool,
     yields: Yield,
+    /// What is recorded, if anything is.
+    tape: Option<Tape>,
     /// The last sweep found nothing to capture but in targets whose agent is busy: the next waits for one.
     awaits_agent: bool,
     /// The last sweep found nothing to capture, and pages are on their way to the store: the next waits for it.
@@ -93,6 +99,7 @@ impl Driver {
     /// A driver without targets, to be run on the thread that makes it.
     pub fn new(
         budget: Budget,
+        replacement: Settings,
         store: Box<dyn Store>,
         commands: Receiver<Command>,
         bell: Arc<Bell>,
@@ -104,8 +111,10 @@ impl Driver {
         let journeys = Journeys::new(store.as_ref());
         let write_batch = if journeys.are_possible() { WRITE_BATCH } else { 1 };
         let mut core = Pager::new(Config { budget, buffers: BUFFERS, write_batch });
+        core.set_replacement(replacement);
         core.restock();
         Self {
+            tape: None,
             core,
             journeys,
             hands: Hands::new(store, BUFFERS),
@@ -127,6 +136,12 @@ impl Driver {
         }
     }
 
+    /// The same, recording what happens, if that is asked for.
+    pub fn record(mut self, recording: Option<Recording>) -> Self {
+        self.tape = recording.map(|recording| Tape::begin(recording, &mut self.core));
+        self
+    }
+
     /// Serves until every sender of commands is gone.
     pub fn run(mut self) {
         loop {
@@ -145,6 +160,7 @@ impl Driver {
                 self.progress();
             }
             let mut busy = false;
+            self.begin_window();
             let local_before = self.core.local_pages();
             for i in 0..self.targets.len() {
                 if self.polled.get(2 * i + 2).is_some_and(|polled| polled.revents != 0) {
@@ -210,7 +226,7 @@ impl Driver {
         if self.release.is_some() && live().all(|target| target.flight == Flight::Idle) {
             return if self.journeys.are_under_way() { Some(RETRY_NS) } else { Some(0) };
         }
-        let evicting = self.core.wanted_captures() > 0
+        let evicting = (self.core.wanted_captures() > 0 || self.may_sweep())
             && live().any(Target::may_look)
             && !self.awaits_agent
             && !(self.awaits_store && self.journeys.writes() > 0)
@@ -222,12 +238,13 @@ impl Driver {
         }
         let waits =
             live().any(|target| !target.unmapped.is_empty() || (!target.waiting.is_empty() && target.may_serve()));
-        match (waits, evicting) {
+        let due = match (waits, evicting) {
             _ if self.untidy => Some(0),
             (true, _) => Some(RETRY_NS),
             (false, true) => Some(rest_ns),
             (false, false) => self.core.is_store_full().then_some(ASK_AGAIN_NS),
-        }
+        };
+        [due, self.until_window()].into_iter().flatten().min()
     }
 
     fn wait(&mut self, timeout: Option<u64>) {
@@ -357,7 +374,11 @@ impl Driver {
                 return;
             }
         }
-        self.shared.histogram.record(now_ns() - fault.since_ns);
+        let served_ns = now_ns();
+        self.shared.histogram.record(served_ns - fault.since_ns);
+        if let Some(tape) = &mut self.tape {
+            tape.fault(plan, fault, served_ns);
+        }
         if matches!(plan, Plan::Zero { page: None, .. }) {
             let _ = self.reports.send(Request::Report(Report::Rescan(target.id)));
         }
@@ -429,9 +450,11 @@ impl Driver {
         self.arrive();
         if self.release.is_some() {
             self.bring_home();
+        } else if self.may_sweep() {
+            self.sweep();
         } else if self.core.wanted_captures() > 0 {
             // While faults keep coming they are served from the reserve, and pages leave when it runs low.
-            if !busy || self.core.free_pages() < self.core.batch_pages() / 4 {
+            if !busy || self.core.free_pages() < self.core.low_pages() {
                 self.evict();
             }
         } else if !busy {

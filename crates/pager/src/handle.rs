@@ -3,12 +3,13 @@
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
 
 use spillway_core::PAGE_BYTES_U64;
 use spillway_core::pager::Budget;
+use spillway_core::policy::Settings;
 
 use crate::driver::{Command, Driver};
 use crate::error::Error;
@@ -28,6 +29,7 @@ pub struct Pager {
     shared: Arc<Shared>,
     managed: Arc<Mutex<Vec<i32>>>,
     released: AtomicBool,
+    replacement: Mutex<Settings>,
     rate: Mutex<(Instant, u64, f64)>,
 }
 
@@ -57,7 +59,7 @@ impl Pager {
     }
 
     fn start(root: i32, parent: Option<i32>, options: Options) -> Result<Self, Error> {
-        let Options { local, store, on_pager_death } = options;
+        let Options { local, replacement, store, on_pager_death, recording } = options;
         let system = |what| move |error| Error::System { what, error };
         // Without the right to lock memory the pager still works, and `doctor` says what that costs.
         let _ = lock_memory();
@@ -71,7 +73,10 @@ impl Pager {
         let (budget, ringing, publishing) = (budget(local), Arc::clone(&bell), Arc::clone(&shared));
         thread::Builder::new()
             .name("faults".into())
-            .spawn(move || Driver::new(budget, store, orders, ringing, reports, publishing).run())
+            .spawn(move || {
+                let driver = Driver::new(budget, replacement, store, orders, ringing, reports, publishing);
+                driver.record(recording).run();
+            })
             .map_err(system("starting the fault thread"))?;
         let watcher = Watcher::new(
             parent,
@@ -88,7 +93,8 @@ impl Pager {
             .spawn(move || watcher.run())
             .map_err(system("starting the watcher thread"))?;
         let rate = Mutex::new((Instant::now(), 0, 0.0));
-        Ok(Self { root, parent, commands, bell, requests, shared, managed, released: AtomicBool::new(false), rate })
+        let (released, replacement) = (AtomicBool::new(false), Mutex::new(replacement));
+        Ok(Self { root, parent, commands, bell, requests, shared, managed, released, replacement, rate })
     }
 
     /// The counters now.
@@ -99,6 +105,10 @@ impl Pager {
             Some(_) => snapshot.pids.first().copied().unwrap_or(0),
             None => self.root,
         };
+        let Settings { policy, evict, scope } = self.replacement();
+        snapshot.policy = policy.name().into();
+        snapshot.evict = evict.name().into();
+        snapshot.scope = scope.name().into();
         if let Ok(mut rate) = self.rate.lock() {
             let (since, faults, _) = *rate;
             let passed = since.elapsed().as_secs_f64();
@@ -115,6 +125,23 @@ impl Pager {
         let _ = self.commands.send(Command::Budget(budget(local)));
         self.bell.ring();
         let _ = self.requests.send(Request::Budget(local));
+    }
+
+    /// Which pages leave, when and whose.
+    pub fn replacement(&self) -> Settings {
+        *self.replacement.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes that, from what it is; policies take over what is in targets.
+    pub fn change_replacement(&self, change: &mut dyn FnMut(&mut Settings)) {
+        // Sent under the lock: what was sent last is what is remembered.
+        let mut settings = self.replacement.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = *settings;
+        change(&mut settings);
+        if *settings != before {
+            let _ = self.commands.send(Command::Replacement(*settings));
+            self.bell.ring();
+        }
     }
 
     /// Brings every page home and leaves nothing behind. `progress` is told pages done and pages in all.
@@ -166,5 +193,6 @@ fn budget(local: Local) -> Budget {
         Local::Percent(percent) => {
             Budget::Percent { percent: percent.into(), floor_pages: LOCAL_FLOOR_BYTES / PAGE_BYTES_U64 }
         }
+        Local::All => Budget::Pages(u64::MAX),
     }
 }

@@ -11,6 +11,7 @@ mod error;
 mod handle;
 mod placement;
 pub mod procfs;
+mod recording;
 mod removals;
 mod restart;
 mod shared;
@@ -22,7 +23,9 @@ mod watcher;
 pub use doctor::{Check, doctor};
 pub use error::Error;
 pub use handle::Pager;
+pub use recording::{Recording, Windows};
 
+use spillway_core::policy::Settings;
 use spillway_store::Store;
 
 /// How much local memory the targets may use, all of them together.
@@ -32,6 +35,8 @@ pub enum Local {
     Bytes(u64),
     /// A share (1 to 100) of what the targets have touched so far, never below [`LOCAL_FLOOR_BYTES`].
     Percent(u8),
+    /// No limit: nothing leaves for want of room.
+    All,
 }
 
 /// The smallest budget: below it faults would wait for each other's evictions.
@@ -50,10 +55,14 @@ pub enum OnPagerDeath {
 pub struct Options {
     /// The budget.
     pub local: Local,
+    /// Which pages leave, when and whose.
+    pub replacement: Settings,
     /// Where evicted pages go.
     pub store: Box<dyn Store>,
     /// What becomes of targets without a pager.
     pub on_pager_death: OnPagerDeath,
+    /// Where to record what happens, for study.
+    pub recording: Option<Recording>,
 }
 
 /// Counters at one moment. Sizes in bytes, times in microseconds.
@@ -78,6 +87,12 @@ pub struct Snapshot {
     pub burst_peak_bytes: u64,
     /// The budget in force.
     pub budget_bytes: u64,
+    /// Which pages leave first, by name.
+    pub policy: String,
+    /// When pages leave, by name.
+    pub evict: String,
+    /// Whose pages leave, by name.
+    pub scope: String,
     /// Pages whose only copy is in the pool, times 4 KiB.
     pub stored_bytes: u64,
     /// What the pool keeps for all of its pages, after compression and sharing.

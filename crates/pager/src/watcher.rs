@@ -415,7 +415,7 @@ impl Watcher {
             .saturating_sub(self.shared.numbers.local_pages.load(Relaxed));
         let managed = self.processes.values().any(|process| process.target.is_some());
         let pages = if managed { budget_room.max(GROWTH_PAGES) } else { room };
-        let reach = Duration::from_micros(pages * 1_000_000 / TOUCH_PAGES_PER_S / 2);
+        let reach = Duration::from_micros(pages.saturating_mul(1_000_000) / TOUCH_PAGES_PER_S / 2);
         let young = self.tree_changed_at.is_some_and(|at| at.elapsed() < TREE_YOUNG_FOR);
         if idle && managed {
             return if quiet { LOOK_WHILE_IDLE } else { LOOK_SOONEST };
@@ -431,7 +431,7 @@ impl Watcher {
                 let local = self.shared.numbers.local_pages.load(Relaxed);
                 (bytes / PAGE_BYTES_U64 / 2).saturating_sub(local)
             }
-            Local::Percent(_) => ADOPT_PAGES,
+            Local::Percent(_) | Local::All => ADOPT_PAGES,
         }
     }
 
@@ -441,7 +441,7 @@ impl Watcher {
         }
         let least = match self.local {
             Local::Bytes(bytes) => (bytes / PAGE_BYTES_U64 / 16).clamp(512, ADOPT_PAGES),
-            Local::Percent(_) => ADOPT_PAGES,
+            Local::Percent(_) | Local::All => ADOPT_PAGES,
         };
         let candidates: Vec<i32> = self
             .processes

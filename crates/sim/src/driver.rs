@@ -291,9 +291,7 @@ impl Driver {
         self.retry_waiting(kernel);
         if self.release.is_some() {
             self.bring_home(kernel);
-        } else if self.core.wanted_captures() > 0
-            && (!self.busy || self.core.free_pages() < self.core.batch_pages() / 4)
-        {
+        } else if self.core.wanted_captures() > 0 && (!self.busy || self.core.free_pages() < self.core.low_pages()) {
             // While faults keep coming they are served from the reserve, and pages leave when it runs low.
             self.evict(kernel);
         }

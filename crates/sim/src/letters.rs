@@ -1,6 +1,7 @@
 //! What the watcher and the driver tell each other. Both may be old by the time they are read.
 
 use spillway_core::pager::Budget;
+use spillway_core::policy::Settings;
 use spillway_core::{Span, TargetId};
 
 /// What the watcher asks of the driver.
@@ -70,6 +71,8 @@ pub enum Command {
     },
     /// A new budget.
     Budget(Budget),
+    /// Which pages leave, when and whose.
+    Replacement(Settings),
     /// Bring everything home and let go.
     Release,
 }

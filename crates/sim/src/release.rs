@@ -55,6 +55,7 @@ impl Driver {
                 let gone = self.targets[target.0 as usize].take();
                 gone.into_iter().flat_map(|target| target.buffers).for_each(|buffer| self.core.return_buffer(buffer));
             }
+            Command::Replacement(settings) => self.core.set_replacement(settings),
             Command::Budget(budget) => {
                 self.excused = true;
                 match &mut self.release {

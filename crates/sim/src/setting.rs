@@ -1,6 +1,7 @@
 //! What the seed says about a run: sizes, habits, and who is slow.
 
 use spillway_core::pager::Budget;
+use spillway_core::policy::{Kind, Scheme, Scope, Settings};
 
 use crate::guest::{Habits, Theme};
 use crate::rng::Rng;
@@ -18,6 +19,10 @@ pub struct Setting {
     pub guests: usize,
     /// The budget.
     pub budget: Budget,
+    /// Which pages leave, when and whose.
+    pub replacement: Settings,
+    /// Whether users change that now and then.
+    pub changes_replacement: bool,
     /// The driver's page buffers.
     pub buffers: u32,
     /// What guests like.
@@ -61,6 +66,8 @@ impl Setting {
             guests: if rng.percent(75) { 1 } else { 2 },
             budget,
             buffers: u32::try_from(if few_buffers { rng.between(12, 24) } else { rng.between(24, 128) }).expect("few"),
+            replacement: Settings::default(),
+            changes_replacement: false,
             habits: Habits::of(theme, rng),
             speeds: [0; 5],
             store_shares: rng.percent(60),
@@ -87,6 +94,15 @@ impl Setting {
             self.habits.locality = rng.between(60, 95);
             self.habits.weights = [30, 40, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
             (self.habits.drowsy, self.habits.lock_wait_most, self.habits.run_most) = (0, 0, 8);
+        }
+    }
+
+    /// Some other replacement than the one that is the default.
+    pub fn draw_replacement(rng: &mut Rng) -> Settings {
+        Settings {
+            policy: Kind::ALL[rng.below(Kind::ALL.len())],
+            evict: Scheme::ALL[rng.below(Scheme::ALL.len())],
+            scope: Scope::ALL[rng.below(Scope::ALL.len())],
         }
     }
 

@@ -67,6 +67,8 @@ impl Seen {
 pub struct World {
     pub(crate) setting: Setting,
     pub(crate) rng: Rng,
+    /// Of replacement: a chance of its own.
+    taste: Rng,
     pub(crate) kernel: Kernel,
     pub(crate) driver: Driver,
     pub(crate) watcher: Watcher,
@@ -89,6 +91,12 @@ impl World {
         if later && chance.percent(60) {
             setting.be_about_journeys(&mut chance);
         }
+        // And with the default replacement too.
+        let mut taste = Rng::new(plan.seed ^ 0x0000_7A57_E000_0000);
+        if taste.percent(70) {
+            setting.replacement = Setting::draw_replacement(&mut taste);
+            setting.changes_replacement = taste.percent(30);
+        }
         let mut kernel = Kernel::new(setting.habits.clone(), trace);
         for _ in 0..setting.guests {
             let start = rng.below(setting.space_pages - setting.mapped_pages + 1);
@@ -97,8 +105,9 @@ impl World {
         }
         let transfers = later.then(|| Transfers::new(chance));
         let store = Store::new(setting.store_shares, transfers);
-        let driver = Driver::new(setting.budget, setting.buffers, store, plan.mutation);
-        Self { setting, rng, kernel, driver, watcher: Watcher::default() }
+        let mut driver = Driver::new(setting.budget, setting.buffers, store, plan.mutation);
+        driver.core.set_replacement(setting.replacement);
+        Self { setting, rng, taste, kernel, driver, watcher: Watcher::default() }
     }
 
     /// The whole run.
@@ -184,6 +193,10 @@ impl World {
 
     /// What nobody asked for.
     fn step_nature(&mut self) {
+        if self.setting.changes_replacement && self.taste.percent(5) {
+            let settings = Setting::draw_replacement(&mut self.taste);
+            self.driver.commands.push_back(Command::Replacement(settings));
+        }
         match self.rng.below(6) {
             0 | 1 => self.reclaim(),
             2 if self.setting.store_fills => self.driver.store.full = !self.driver.store.full && self.rng.percent(60),

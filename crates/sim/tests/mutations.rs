@@ -20,7 +20,7 @@ fn first_seed(mutation: Mutation) -> u64 {
     }
 }
 
-const RARE: [u64; 6] = [800, 700, 1000, 12_000, 1200, 1500];
+const RARE: [u64; 6] = [2600, 700, 24_600, 12_000, 500, 1500];
 
 fn is_caught(mutation: Mutation) {
     let first = first_seed(mutation);

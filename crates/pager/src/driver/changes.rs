@@ -24,6 +24,9 @@ impl Driver {
         match event {
             Event::Remove(span) => {
                 target.announced.during_scan(span);
+                if let Some(tape) = &mut self.tape {
+                    tape.removed(&self.core, id, span);
+                }
                 if self.core.removed(id, span) {
                     self.announce(id, span);
                 }
@@ -37,6 +40,9 @@ impl Driver {
             }
             Event::Remap { from, to, bytes } => {
                 let span = Span { start: from, end: Address(from.0 + bytes) };
+                if let Some(tape) = &mut self.tape {
+                    tape.removed(&self.core, id, Span::of_pages(to, span.pages()));
+                }
                 self.core.remapped(id, span, to);
                 if target.uffd.is_changing() {
                     target.announced.arrived(Span::of_pages(to, span.pages()));
@@ -66,6 +72,10 @@ impl Driver {
         let id = target.id;
         for span in std::mem::take(&mut target.unmapped) {
             let kept = self.still_mapped(at, span);
+            if let Some(tape) = &mut self.tape {
+                let gone = span.without(kept.iter().copied());
+                gone.into_iter().for_each(|span| tape.removed(&self.core, id, span));
+            }
             self.core.unmapped(id, span, &kept);
             let Some(target) = &self.targets[at] else { return };
             // Faults that were read and not served may wait for a page that is no more: they are tried again.

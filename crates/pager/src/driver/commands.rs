@@ -3,6 +3,7 @@
 use std::sync::mpsc::{Sender, TryRecvError};
 
 use spillway_core::pager::Budget;
+use spillway_core::policy::Settings;
 use spillway_core::{Address, Span, TargetId};
 
 use super::Driver;
@@ -95,6 +96,8 @@ pub enum Command {
     },
     /// A new budget.
     Budget(Budget),
+    /// Which pages leave, when and whose.
+    Replacement(Settings),
     /// Bring everything home and unregister it; the agents are sent back, to be taken out.
     Release {
         /// For progress (pages still outside) and at last the agents.
@@ -187,11 +190,15 @@ impl Driver {
             }
             Command::Ended { target } => {
                 self.awaits_agent = false;
+                if let Some(tape) = &mut self.tape {
+                    tape.ended(&self.core, target);
+                }
                 self.core.ended(target);
                 let slot = self.targets.get_mut(target.0 as usize).and_then(Option::take);
                 slot.into_iter().flat_map(|target| target.buffers).for_each(|b| self.core.return_buffer(b));
             }
             Command::Budget(budget) => self.core.set_budget(budget),
+            Command::Replacement(settings) => self.core.set_replacement(settings),
             Command::Release { reply } => {
                 self.release = Some(Release { reply, budget: self.core.budget() });
                 self.core.set_budget(Budget::Pages(u64::MAX));

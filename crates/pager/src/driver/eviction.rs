@@ -83,7 +83,7 @@ impl Driver {
         let targets = &self.targets;
         let may = |id: TargetId| targets[id.0 as usize].as_ref().is_some_and(Target::may_capture);
         let whose = self.core.next_capture(most, may, &mut runs);
-        let Some(target) = whose.and_then(|id| self.targets[id.0 as usize].as_mut()) else {
+        let Some(at) = whose.map(|id| id.0 as usize).filter(|&at| self.targets[at].is_some()) else {
             // Nothing can leave targets now: what is in buffers still can, and that may be enough.
             let written = (0..WRITES_PER_TURN).filter(|_| self.write_one(true)).count();
             let unswept = |target: &Target| target.agent.is_some() && !target.may_capture();
@@ -97,6 +97,12 @@ impl Driver {
             }
             return;
         };
+        self.capture(at, runs);
+    }
+
+    /// Starts to capture `runs`.
+    pub(super) fn capture(&mut self, at: usize, mut runs: Vec<Run>) {
+        let Some(target) = &mut self.targets[at] else { return };
         if target.single > 0 {
             target.single -= 1;
             let singles = runs
@@ -160,6 +166,9 @@ impl Driver {
             let refused = i32::try_from(-agent.memory.result(first_call + i)).unwrap_or(0);
             if refused == libc::EINVAL && run.pages > 1 {
                 target.single = 64;
+            }
+            if let Some(tape) = self.tape.as_mut().filter(|_| read.is_ok()) {
+                tape.evicted(*run, moved);
             }
             for (n, buffer) in (0..run.pages).zip(&mut buffers) {
                 let page = run.page.plus(n);

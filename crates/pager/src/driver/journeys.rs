@@ -261,7 +261,12 @@ impl Driver {
             }
         }
         if served && let Some(fault) = journey.fault {
-            self.shared.histogram.record(now_ns() - fault.since_ns);
+            let served_ns = now_ns();
+            self.shared.histogram.record(served_ns - fault.since_ns);
+            if let Some(tape) = &mut self.tape {
+                let (address, page) = (fault.address, journey.page);
+                tape.fault(Plan::Fetch { address, page, pages: 1 }, fault, served_ns);
+            }
         }
     }
 

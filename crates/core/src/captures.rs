@@ -1,0 +1,155 @@
+//! Choosing what to capture: victims, as policies give them, become runs of adjacent pages of one target.
+
+use crate::evict::Run;
+use crate::page::Entry;
+use crate::pager::Pager;
+use crate::policy::{Pages, Policy, Refusal};
+use crate::regions::Region;
+use crate::streams::BLOCK_PAGES_MAX;
+use crate::units::{PageIndex, TargetId};
+
+impl Pager {
+    /// Chooses up to `most` pages of one target to capture, as runs of adjacent pages appended to `runs`. Targets for
+    /// which `may` is false are passed over. Returns whose pages they are.
+    pub fn next_capture(&mut self, most: u64, may: impl Fn(TargetId) -> bool, runs: &mut Vec<Run>) -> Option<TargetId> {
+        self.replacement.batch_begins(self.batch_pages(), self.budget_pages());
+        if !self.replacement.is_told() {
+            return self.choose_from(None, most, may, runs);
+        }
+        let first = self.replacement.payer(&may)?;
+        let mut payers = std::iter::once(first).chain(self.replacement.others(first)).filter(|&target| may(target));
+        let paid = payers.find_map(|payer| self.choose_from(Some(payer), most, |target| target == payer, runs));
+        if let Some(payer) = paid {
+            self.replacement.pay(payer, runs.iter().map(|run| run.pages).sum());
+        }
+        paid
+    }
+
+    fn choose_from(
+        &mut self,
+        payer: Option<TargetId>,
+        most: u64,
+        may: impl Fn(TargetId) -> bool,
+        runs: &mut Vec<Run>,
+    ) -> Option<TargetId> {
+        let mut policy = self.replacement.take(payer)?;
+        let most = most.min(self.capturable_pages());
+        let whose = match payer {
+            Some(payer) if !self.replacement.sweeps() => self.draw(policy.as_mut(), payer, most, runs).then_some(payer),
+            _ => self.sweep(policy.as_mut(), most, may, runs),
+        };
+        self.replacement.put_back(payer, policy);
+        whose
+    }
+
+    /// Victims in the table's order.
+    fn sweep(
+        &mut self,
+        policy: &mut dyn Policy,
+        most: u64,
+        may: impl Fn(TargetId) -> bool,
+        runs: &mut Vec<Run>,
+    ) -> Option<TargetId> {
+        let alone = self.replacement.is_told();
+        let mut left = most;
+        let mut whose: Option<TargetId> = None;
+        let mut last: Option<Run> = None;
+        let mut region: Option<Region> = None;
+        let mut first: Option<PageIndex> = None;
+        let mut pages = Pages::new(&mut self.table);
+        while left > 0 {
+            let Some(page) = policy.next(&mut pages) else { break };
+            if first == Some(page) {
+                // All the way round: from here on, pages would be chosen twice.
+                break;
+            }
+            if is_kept(&self.kept, page) {
+                continue;
+            }
+            // Regions are looked up by search, and pages come in order: most are in the region of the one before.
+            if region.is_none_or(|region| region.address_of(page).is_none()) {
+                region = self.regions.of_page(page);
+                runs.extend(last.take());
+            }
+            let Some((there, address)) = region.and_then(|region| Some((region, region.address_of(page)?))) else {
+                continue;
+            };
+            let target = there.target;
+            if let Some(run) = &mut last
+                && whose == Some(target)
+                && page == run.page.plus(run.pages)
+                && run.pages < BLOCK_PAGES_MAX
+            {
+                run.pages += 1;
+                left -= 1;
+                continue;
+            }
+            match whose {
+                None if may(target) => whose = Some(target),
+                None => {
+                    // All of this region's pages are passed over, not one after the other.
+                    policy.pass_over(there.span.end.pages_since(address) - 1);
+                    continue;
+                }
+                Some(whose) if whose == target => {}
+                // One target's own sweep: the others' pages are not its business.
+                Some(_) if alone => {
+                    policy.pass_over(there.span.end.pages_since(address) - 1);
+                    continue;
+                }
+                Some(_) => {
+                    policy.step_back();
+                    break;
+                }
+            }
+            first = first.or(Some(page));
+            runs.extend(last.replace(Run { address, page, pages: 1 }));
+            left -= 1;
+        }
+        runs.extend(last);
+        whose
+    }
+
+    /// Victims in a policy's own order; false when it has none. They leave in the table's order, so that those which are
+    /// neighbours leave in one move.
+    fn draw(&mut self, policy: &mut dyn Policy, payer: TargetId, most: u64, runs: &mut Vec<Run>) -> bool {
+        policy.recall();
+        let mut drawn = std::mem::take(&mut self.replacement.drawn);
+        drawn.clear();
+        // Each page once: what may not leave, or would not the last time, goes behind all others. In a run with them it
+        // would keep its neighbours again.
+        let mut asked = self.replacement.mapped(payer);
+        while (drawn.len() as u64) < most && asked > 0 {
+            let Some(page) = policy.next(&mut Pages::new(&mut self.table)) else { break };
+            let may_leave = |entry: &mut Entry| entry.is_candidate() && !entry.take_chance(false);
+            if !is_kept(&self.kept, page) && self.table.update(page, may_leave) {
+                drawn.push(page);
+            } else {
+                policy.refused(page, Refusal::Stuck);
+            }
+            asked -= 1;
+        }
+        drawn.sort_unstable();
+        let mut region: Option<Region> = None;
+        let mut last: Option<Run> = None;
+        for &page in &drawn {
+            let there =
+                region.filter(|region| region.address_of(page).is_some()).or_else(|| self.regions.of_page(page));
+            let same = region == there;
+            region = there;
+            let Some(address) = there.and_then(|there| there.address_of(page)) else { continue };
+            match &mut last {
+                Some(run) if same && page == run.page.plus(run.pages) && run.pages < BLOCK_PAGES_MAX => run.pages += 1,
+                _ => runs.extend(last.replace(Run { address, page, pages: 1 })),
+            }
+        }
+        runs.extend(last);
+        let any = !drawn.is_empty();
+        self.replacement.drawn = drawn;
+        any
+    }
+}
+
+pub(crate) fn is_kept(kept: &[(PageIndex, TargetId)], page: PageIndex) -> bool {
+    kept.binary_search_by_key(&page, |(kept, _)| *kept).is_ok()
+}
