@@ -44,7 +44,7 @@ pub(crate) struct Args {
     #[arg(long)]
     pool: String,
     #[command(flatten)]
-    replacement: replacement::Args,
+    replacement: replacement::Choices,
 }
 
 /// The pager's process as the front sees it.
