@@ -54,7 +54,7 @@ pub(crate) struct Args {
     #[arg(long)]
     window_ns: Option<u64>,
     #[command(flatten)]
-    replacement: replacement::Args,
+    replacement: replacement::Choices,
 }
 
 /// The pager's process as the front sees it.

@@ -33,7 +33,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "URL", default_value = pool::DEFAULT)]
     pool: String,
     #[command(flatten)]
-    replacement: replacement::Args,
+    replacement: replacement::Choices,
     /// Write the final counters to this file, as JSON
     #[arg(long, value_name = "FILE")]
     stats: Option<PathBuf>,

@@ -41,7 +41,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "URL", default_value = pool::DEFAULT)]
     pool: String,
     #[command(flatten)]
-    replacement: replacement::Args,
+    replacement: replacement::Choices,
     /// Ends after this time and lets the process go
     #[arg(long = "for", value_name = "TIME", conflicts_with = "command")]
     lasts: Option<String>,

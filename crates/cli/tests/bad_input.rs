@@ -95,14 +95,25 @@ fn an_unwritable_statistics_file_is_refused_before_the_program_starts() {
 fn help_and_version() {
     let help = done(&["--help"]);
     assert!(help.status.success() && err(&help).is_empty());
-    for text in
-        ["run ", "attach ", "detach ", "resize ", "ps ", "pool ", "serve ", "doctor ", "Exit status:", "70 ", "127 "]
-    {
+    for text in [
+        "run ",
+        "attach ",
+        "detach ",
+        "resize ",
+        "set ",
+        "ps ",
+        "pool ",
+        "serve ",
+        "doctor ",
+        "Exit status:",
+        "70 ",
+        "127 ",
+    ] {
         assert!(out(&help).contains(text), "{text}");
     }
     assert!(!out(&help).contains("__pager") && !out(&help).contains('\x1b'));
     assert!(out(&help).lines().all(|line| line.len() <= 112), "{}", out(&help));
-    for command in ["run", "attach", "detach", "resize", "ps", "pool", "serve", "doctor"] {
+    for command in ["run", "attach", "detach", "resize", "set", "ps", "pool", "serve", "doctor"] {
         let help = done(&[command, "--help"]);
         assert!(help.status.success() && out(&help).contains("Usage:"), "{command}");
         assert!(out(&help).lines().all(|line| line.len() <= 112), "{}", out(&help));

@@ -256,7 +256,7 @@ impl Pager {
     }
 
     /// Changes which pages leave, when and whose. New policies are told of all pages that are in targets, in the table's
-    /// order and in one go: 20 to 30 ms for 4 GiB, once, when a user asks for it. In turns, each policy would have to bear
+    /// order and in one go: faults wait for that, once, when a user asks for it. In turns, each policy would have to bear
     /// with pages that it was never told of.
     pub fn set_replacement(&mut self, settings: Settings) {
         if !self.replacement.set(settings) {

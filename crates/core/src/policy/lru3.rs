@@ -3,7 +3,7 @@
 //! The inactive queue is the pager's buffers: pages that are out of the target and not yet in the store. One that is touched
 //! there is promoted to the proactive queue. New pages enter the active queue, or, with a small probability, the
 //! proactive one, so that a scan leaves something of itself behind. The proactive queue's oldest pages are demoted to the
-//! active queue, whose oldest are the victims. dcm does not give the queues' sizes; see [`PROACTIVE_PERCENT`].
+//! active queue, whose oldest are the victims. dcm does not give the queues' sizes; see `PROACTIVE_PERCENT`.
 
 use super::queues::{End, Queues};
 use super::{Arrival, Pages, Policy, Refusal};

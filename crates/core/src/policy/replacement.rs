@@ -6,12 +6,21 @@ use crate::units::{PageIndex, TargetId};
 /// What is kept of a target.
 #[derive(Default)]
 struct Share {
+    /// It has not ended.
+    lives: bool,
     /// Its own policy, where each target has one, and it is not gone.
     policy: Option<Box<dyn Policy>>,
     /// Its pages that are in it.
     mapped: u64,
     /// Pages that its faults made local while room was short, and that it has not paid for with others.
     owes: u64,
+}
+
+impl Share {
+    /// That of a target without pages.
+    fn new(settings: Settings) -> Self {
+        Self { lives: true, policy: (!is_shared(settings)).then(|| settings.policy.policy()), ..Self::default() }
+    }
 }
 
 /// See the module's documentation.
@@ -54,8 +63,8 @@ impl Replacement {
             return false;
         }
         self.everyone = shared(settings);
-        for share in &mut self.shares {
-            *share = Share { policy: (!is_shared(settings)).then(|| settings.policy.policy()), ..Share::default() };
+        for share in self.shares.iter_mut().filter(|share| share.lives) {
+            *share = Share::new(settings);
         }
         self.is_told()
     }
@@ -71,8 +80,7 @@ impl Replacement {
     }
 
     pub(crate) fn add_target(&mut self) {
-        let policy = self.is_told().then(|| self.settings.policy.policy());
-        self.shares.push(Share { policy, ..Share::default() });
+        self.shares.push(Share::new(self.settings));
     }
 
     pub(crate) fn end_target(&mut self, target: TargetId) {

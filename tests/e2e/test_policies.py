@@ -1,0 +1,38 @@
+"""Replacement policies: every one gives right bytes and keeps the budget, also when it takes over from another."""
+
+import subprocess
+
+import pytest
+from harness import MIB, PEAK_ALLOWANCE, REPOSITORY
+from mechanics import Program
+
+POLICIES = ["rr", "clock", "fifo", "lru", "lru3", "s3fifo", "sieve"]
+
+
+@pytest.mark.parametrize("evict", ["pre-evict", "on-demand"])
+@pytest.mark.parametrize("scope", ["global", "target"])
+def test_policies_take_over_from_each_other(processes, spillway, build, evict, scope):
+    target = Program(processes, [build("fill"), 48], spillway, "24M").ready()
+    for policy in [*POLICIES, "clock"]:
+        done = spillway.cli("set", target.pid, f"policy={policy}", f"evict={evict}", f"scope={scope}")
+        assert (done.returncode, done.stderr) == (0, ""), done
+        before = spillway.find(target.pid)
+        assert [before[key] for key in ("policy", "evict", "scope")] == [policy, evict, scope]
+        target.ask("rewrite")
+        after = spillway.find(target.pid)
+        assert after["evicted_pages"] > before["evicted_pages"], f"{policy} lets nothing leave"
+        assert after["local_bytes"] <= 24 * MIB * PEAK_ALLOWANCE, policy
+        target.unharmed()
+
+
+def test_a_tiny_comparison_is_recorded(processes, spillway, tmp_path):
+    words = [REPOSITORY / "bench/policies", "--tiny", "--rounds", 1, "--only", "zipf,python"]
+    out = [*words, "--record", "tiny", "--into", tmp_path, "--spillway", spillway.path]
+    run = processes.start(out, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    said, err = run.communicate(timeout=80)
+    assert run.returncode == 0, err
+    record = (tmp_path / "tiny.md").read_text()
+    assert said in record and (tmp_path / "tiny.json").exists()
+    # Time, faults, pages fetched: each with a head, and a row for each variant.
+    rows = [line for line in record.splitlines() if line.startswith("| ")]
+    assert len(rows) == 3 * (1 + len(POLICIES) + 2), record
