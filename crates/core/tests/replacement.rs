@@ -9,7 +9,7 @@ use spillway_core::{Address, PageIndex, Span, TargetId};
 const BUDGET_PAGES: u64 = 4096;
 
 fn pager(settings: Settings) -> Pager {
-    let mut pager = Pager::new(Config { budget: Budget::Pages(BUDGET_PAGES), buffers: 2048 });
+    let mut pager = Pager::new(Config { budget: Budget::Pages(BUDGET_PAGES), buffers: 2048, write_batch: 1 });
     pager.set_replacement(settings);
     pager
 }

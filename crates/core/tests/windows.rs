@@ -8,7 +8,7 @@ use spillway_core::{Address, Span, TargetId};
 const PAGES: u64 = 2000;
 
 fn pager() -> (Pager, TargetId) {
-    let mut pager = Pager::new(Config { budget: Budget::Pages(u64::MAX), buffers: 64 });
+    let mut pager = Pager::new(Config { budget: Budget::Pages(u64::MAX), buffers: 64, write_batch: 1 });
     let target = pager.add_target();
     let span = Span::of_pages(Address(0), PAGES);
     pager.add_region(target, span);
