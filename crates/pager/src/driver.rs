@@ -264,10 +264,8 @@ impl Driver {
         // While pages are on their way, waiting says nothing of where the faulting thread is.
         let owes = self.journeys.are_under_way();
         let mut ready = !owes && poll(&mut self.polled, Some(0));
-        if !ready && !owes && timeout != Some(0) {
-            if self.placement.chase(&self.shared) {
-                self.place_agents();
-            }
+        if !ready && !owes && timeout != Some(0) && self.placement.chase(&self.shared) {
+            self.place_agents();
         }
         if !ready && (owes || timeout != Some(0)) {
             ready = poll(&mut self.polled, timeout);
