@@ -266,3 +266,20 @@ fn one_target_whose_pages_are_all_stuck_does_not_pay_for_ever() {
     }
     assert!(whose.contains(&free), "{whose:?}");
 }
+
+#[test]
+fn who_gives_nothing_is_asked_again_only_after_the_others() {
+    let mut pager = pager(Settings { scope: Scope::Target, policy: Kind::S3Fifo, ..Settings::default() });
+    let (much, little) = (target(&mut pager, 1 << 20), target(&mut pager, 1 << 20));
+    (0..BUDGET_PAGES - 8).for_each(|nth| assert!(touch(&mut pager, much, nth)));
+    (0..8).for_each(|nth| assert!(touch(&mut pager, little, nth)));
+    let asked: Vec<_> = (0..4)
+        .map(|_| {
+            let (whose, pages) = choose(&mut pager, 8);
+            pages.into_iter().for_each(|page| pager.captured(page, Captured::Stuck));
+            whose.expect("there are pages")
+        })
+        .collect();
+    assert_ne!(asked[0], asked[1]);
+    assert_ne!(asked[2], asked[3]);
+}

@@ -27,8 +27,8 @@ use crate::uffd::{Event, Message};
 const MESSAGES: usize = 16;
 /// Pages written between two looks for faults.
 const WRITES_PER_TURN: u64 = 4;
-/// Pages that a store which answers later is given at once: few, as simulated targets are small.
-const WRITE_BATCH: u64 = 4;
+/// Pages that a store which answers later is given at once, one seed or another: few, as simulated targets are small.
+const WRITE_BATCHES: [u64; 4] = [1, 1, 2, 4];
 /// Handles freed between two looks for faults.
 const FREES_PER_TURN: usize = 256;
 
@@ -70,7 +70,7 @@ pub struct Driver {
 impl Driver {
     /// A driver without targets.
     pub fn new(budget: Budget, buffers: u32, store: Store, mutation: Option<Mutation>) -> Self {
-        let write_batch = if store.answers_later() { WRITE_BATCH } else { 1 };
+        let write_batch = if store.answers_later() { WRITE_BATCHES[buffers as usize % 4] } else { 1 };
         Self {
             core: Pager::new(Config { budget, buffers, write_batch }),
             store,
@@ -278,7 +278,7 @@ impl Driver {
         // As many pages leave the buffers as became local: the reserve stays what it is.
         let came = self.core.local_pages().saturating_sub(self.local_before).clamp(1, BLOCK_PAGES_MAX);
         let most = match (self.store.answers_later(), self.busy) {
-            (true, _) if self.core.has_due_writes() || self.core.is_store_full() => WRITE_BATCH,
+            (true, _) if self.core.has_due_writes() || self.core.is_store_full() => BLOCK_PAGES_MAX,
             (true, _) => 0,
             (false, true) => came,
             (false, false) => WRITES_PER_TURN,

@@ -308,3 +308,44 @@ impl Driver {
         outcome.stop.is_none()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spillway_core::Span;
+    use spillway_core::evict::Captured;
+    use spillway_core::pager::{Budget, Config};
+
+    /// Takes the page away and has the store keep it under `handle`; then a fault asks for it.
+    fn leave_and_ask(core: &mut Pager, target: TargetId, page: PageIndex, handle: HandleBits) {
+        let buffer = core.take_buffer().expect("enough buffers");
+        core.captured(page, Captured::Buffer(buffer));
+        let write = core.next_write(true).expect("it was just captured");
+        core.written(write, handle, false);
+        assert!(matches!(core.fault(target, Address(0)), Plan::Fetch { .. }));
+    }
+
+    /// Three slow answers must come together for a run to show it, once in more seeds than anyone waits for.
+    #[test]
+    fn a_page_that_is_on_its_way_again_is_not_the_one_that_was_asked_for_first() {
+        let mut core = Pager::new(Config { budget: Budget::Pages(16), buffers: 8, write_batch: 1 });
+        let (target, span) = (core.add_target(), Span::of_pages(Address(0), 1));
+        core.add_region(target, span);
+        core.found(target, span);
+        let page = core.regions().at(target, Address(0)).expect("managed").page_at(Address(0));
+        let [first, second] = [1, 2].map(|bits| HandleBits::new(bits).expect("not zero"));
+        leave_and_ask(&mut core, target, page, first);
+        let traveller = Traveller { handle: first, progress: Progress::Here(7) };
+        let journey = Journey { target, fault: None, address: Address(0), page, travellers: vec![traveller] };
+        assert!(journey.is_coming(0, &core, None));
+        core.removed(target, span);
+        let plan = core.fault(target, Address(0));
+        core.installed(plan, Outcome { done: 1, stop: None });
+        leave_and_ask(&mut core, target, page, second);
+        assert!(!journey.is_coming(0, &core, None));
+        assert!(
+            journey.is_coming(0, &core, Some(Mutation::IgnoreHandle)),
+            "the wrong driver is told from the right one"
+        );
+    }
+}

@@ -4,6 +4,7 @@ use spillway_core::pager::{Budget, Counters};
 
 use crate::driver::Driver;
 use crate::failure::Failure;
+use crate::guest::Theme;
 use crate::journeys::Travels;
 use crate::kernel::{Events, Kernel};
 use crate::letters::Command;
@@ -93,7 +94,8 @@ impl World {
         }
         // And with the default replacement too.
         let mut taste = Rng::new(plan.seed ^ 0x0000_7A57_E000_0000);
-        if taste.percent(70) {
+        // What goes wrong with pages under way needs three things at once: other settings must not make it rarer still.
+        if taste.percent(if setting.theme == Theme::Journeys { 20 } else { 70 }) {
             setting.replacement = Setting::draw_replacement(&mut taste);
             setting.changes_replacement = taste.percent(30);
         }

@@ -13,14 +13,13 @@ fn first_seed(mutation: Mutation) -> u64 {
         Mutation::TrustRemovalOver => RARE[0],
         Mutation::TrustScan => RARE[1],
         Mutation::InheritBlindly => RARE[2],
-        Mutation::IgnoreHandle => RARE[3],
-        Mutation::WakeWhereAsked => RARE[4],
-        Mutation::InstallDuringFork => RARE[5],
+        Mutation::WakeWhereAsked => RARE[3],
+        Mutation::InstallDuringFork => RARE[4],
         _ => 0,
     }
 }
 
-const RARE: [u64; 6] = [2600, 700, 24_600, 12_000, 500, 1500];
+const RARE: [u64; 5] = [2600, 700, 24_600, 4800, 1500];
 
 fn is_caught(mutation: Mutation) {
     let first = first_seed(mutation);
@@ -38,7 +37,9 @@ macro_rules! caught {
         )*
         #[test]
         fn every_mutation_is_tried() {
-            assert_eq!(Mutation::ALL, [$(Mutation::$mutation),*]);
+            // One shows too seldom to be met by chance: `journeys.rs` has a test for it alone.
+            let all = Mutation::ALL.into_iter().filter(|mutation| *mutation != Mutation::IgnoreHandle);
+            assert_eq!(all.collect::<Vec<_>>(), [$(Mutation::$mutation),*]);
         }
     };
 }
@@ -66,7 +67,6 @@ caught! {
     scan_only_new ScanOnlyNew
     let_go_of_lost LetGoOfLost
     install_unasked InstallUnasked
-    ignore_handle IgnoreHandle
     keep_freed KeepFreed
     forget_shared ForgetShared
     trust_put TrustPut

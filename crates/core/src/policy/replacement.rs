@@ -14,6 +14,8 @@ struct Share {
     mapped: u64,
     /// Pages that its faults made local while room was short, and that it has not paid for with others.
     owes: u64,
+    /// It was asked for pages, and none has left since.
+    in_vain: bool,
 }
 
 impl Share {
@@ -122,6 +124,7 @@ impl Replacement {
     /// `page` left `target`; `captured` when it waits in a buffer now.
     pub(crate) fn left(&mut self, target: TargetId, page: PageIndex, captured: bool) {
         let share = &mut self.shares[target.0 as usize];
+        share.in_vain = false;
         share.mapped = share.mapped.saturating_sub(1);
         share.owes = share.owes.saturating_sub(u64::from(!captured));
         match &mut share.policy {
@@ -160,9 +163,14 @@ impl Replacement {
 
     /// Whose pages should leave next, of those who may.
     pub(crate) fn payer(&mut self, may: impl Fn(TargetId) -> bool) -> Option<TargetId> {
+        let able = |share: &Share, target| share.mapped > 0 && may(target);
+        // Whoever has given nothing is asked again after everyone else was: its pages may all be stuck.
+        if (0_u32..).zip(&self.shares).all(|(at, share)| share.in_vain || !able(share, TargetId(at))) {
+            self.shares.iter_mut().for_each(|share| share.in_vain = false);
+        }
         let able = || {
             let shares = (0_u32..).map(TargetId).zip(&self.shares);
-            shares.filter(|(target, share)| share.mapped > 0 && may(*target))
+            shares.filter(|(target, share)| !share.in_vain && able(share, *target))
         };
         let debtor = able().filter(|(_, share)| share.owes > 0).max_by_key(|(_, share)| share.owes);
         if let (Scope::Target, Some((target, _))) = (self.settings.scope, debtor) {
@@ -186,6 +194,7 @@ impl Replacement {
     pub(crate) fn pay(&mut self, target: TargetId, pages: u64) {
         let share = &mut self.shares[target.0 as usize];
         share.owes = share.owes.saturating_sub(pages);
+        share.in_vain = true;
     }
 
     /// Targets after `target`, and then those before it.
