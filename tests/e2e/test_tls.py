@@ -88,8 +88,15 @@ def test_pages_are_not_on_the_wire_in_clear(processes, spillway, build, servers,
         def __getattr__(self, name):
             return getattr(self.stream, name)
 
-    # It rests for a while, so that most of it leaves.
-    text = f"import time; b = [({marker!r} + bytes([i % 251]) * 4000) for i in range(4000)]; time.sleep(2); assert b[7].count(b'MARKER') == 4"
+    # It rests until most of it has left.
+    text = f"""
+import time
+def resident(): return int(open("/proc/self/statm").read().split()[1])
+b = [({marker!r} + bytes([i % 251]) * 4000) for i in range(4000)]
+full, until = resident(), time.monotonic() + 30
+while resident() > full - 2500 and time.monotonic() < until: time.sleep(0.1)
+assert b[7].count(b"MARKER") == 4
+"""
     program = ["python3", "-c", text]
     for port, parameters, clear in [
         (servers.spillway().port, "", True),

@@ -6,7 +6,7 @@
 
 use crate::units::PageIndex;
 
-/// The largest block: 64 KiB (DESIGN section 2; dcm, section 3.4, found no gain beyond).
+/// The largest block: 64 KiB, as dcm found no gain beyond (section 3.4).
 pub const BLOCK_PAGES_MAX: u64 = 16;
 
 /// Streams followed at once in a target: a merge of a few inputs into an output, and some noise between.

@@ -7,7 +7,7 @@
 //! Where other CPUs are idle, that alone would drive the thread away: woken by a pager on its own CPU, it goes to an idle
 //! one. So the fault thread then runs in the idle scheduling class: to the kernel that CPU counts as idle, and the woken
 //! thread stays. Where every CPU is busy nothing is driven away, and the idle class would starve: the normal class it
-//! is. A watchdog on another thread ends the idle class as soon as a fault has waited too long.
+//! is. A watchdog on another thread ends the idle class when this thread is runnable and stands still.
 
 use std::sync::atomic::Ordering::Relaxed;
 

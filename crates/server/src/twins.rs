@@ -14,7 +14,7 @@ use std::num::NonZeroU32;
 use std::sync::{Mutex, MutexGuard};
 
 use spillway_core::Page;
-use xxhash_rust::xxh3::xxh3_64_with_secret;
+use twox_hash::XxHash3_64;
 
 use crate::mix::Mix;
 use crate::sys::pages::Identity;
@@ -56,7 +56,8 @@ impl Twins {
 
     /// What pages of several tenants are found by, beside their checksums.
     pub(crate) fn hash_of(&self, page: &Page) -> u64 {
-        xxh3_64_with_secret(page, &*self.secret) & self.mask
+        let hash = XxHash3_64::oneshot_with_secret(&*self.secret, page);
+        hash.expect("the secret is long enough") & self.mask
     }
 
     /// A page that may be this one, if there is one.

@@ -11,7 +11,7 @@ use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, 
 use spillway_core::{PAGE_BYTES, Page};
 use spillway_store::local::{Config, Local};
 use spillway_store::{Handle, Put, Store, Urgency, is_zero};
-use xxhash_rust::xxh3::xxh3_64_with_secret;
+use twox_hash::XxHash3_64;
 
 /// Operations in a round.
 const ROUND: usize = 50_000;
@@ -133,7 +133,7 @@ fn parts(kind: Kind) {
     );
     let secret = [7; 192];
     measure("  xxh3-64", &mut fresh, |page| {
-        black_box(xxh3_64_with_secret(&page, &secret));
+        black_box(XxHash3_64::oneshot_with_secret(&secret, &*page)).expect("the secret is long enough");
     });
     measure(
         "  is_zero of zeros",

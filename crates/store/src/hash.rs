@@ -1,7 +1,7 @@
 //! The one hash of a page: dedupe key and checksum in a single pass.
 
 use spillway_core::Page;
-use xxhash_rust::xxh3::xxh3_64_with_secret;
+use twox_hash::XxHash3_64;
 
 /// XXH3 takes secrets from 136 bytes; its own is this long, so every stripe of a page is mixed with different bytes.
 const SECRET_BYTES: usize = 192;
@@ -28,6 +28,7 @@ impl PageHash {
     }
 
     pub(crate) fn of(&self, page: &Page) -> u64 {
-        xxh3_64_with_secret(page, &*self.secret) & self.mask
+        let hash = XxHash3_64::oneshot_with_secret(&*self.secret, page);
+        hash.expect("the secret is long enough") & self.mask
     }
 }

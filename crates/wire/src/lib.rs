@@ -21,7 +21,7 @@ pub mod tls;
 use std::fmt;
 
 use spillway_core::Page;
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 /// The only version of this protocol there is.
 pub const VERSION: u16 = 1;
@@ -53,7 +53,7 @@ pub enum Content<'a> {
 /// The client computes it before a put and verifies it after a get; it does not matter for pages of zeros.
 #[must_use]
 pub fn checksum(page: &Page) -> u64 {
-    xxh3_64(page)
+    XxHash3_64::oneshot(page)
 }
 
 /// Bytes that are none of the protocol's: the connection cannot go on. The text names what was expected.
