@@ -57,7 +57,7 @@ def test_it_cleans_up_when_it_is_interrupted(processes, spillway, number):
         pytest.skip("this kernel has no zram")
     words = [RUN, "--only", "touch", "--rounds", 1, "--spillway", spillway.path]
     run = processes.start(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    eventually(lambda: "zram" in pathlib.Path("/proc/swaps").read_text() or run.poll() is not None, "swap to zram", 30)
+    eventually(lambda: left_behind()[0] != before[0] or run.poll() is not None, "swap to zram", 30)
     # As a key on the terminal does it, to all of the group, and by an impatient hand.
     for _ in range(2):
         os.killpg(run.pid, number)

@@ -45,7 +45,7 @@ def cases(report, policy):
 
 def test_an_ordinary_trace_has_the_faults_of_its_run(spillway, rounds, tmp_path):
     trace = tmp_path / "u.trace"
-    argv = [rounds, 8192, 8192, "uniform", 60_000, 0]
+    argv = [rounds, 8192, 8192, "uniform", 300_000, 0]
     done = spillway.cli("trace", "--local", "16M", "-o", trace, "--", *argv)
     assert (done.returncode, done.stdout) == (0, "READY\nOK\n"), done.stderr
     faults = int(re.search(r"(\d+) faults", done.stderr).group(1))

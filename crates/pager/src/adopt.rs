@@ -25,7 +25,7 @@ use crate::sys::agent::{BATCH_PAGES, CODE_BYTES, CONTROL_BYTES, Layout, Memory};
 use crate::sys::clock::now_ns;
 use crate::sys::fd::{Rights, send_fd};
 use crate::sys::process;
-use crate::sys::ptrace::{CallError, Registers, Seized};
+use crate::sys::ptrace::{CallError, Registers, STOP_DEADLINE_NS, Seized};
 use crate::sys::sched::{Class, Hurried, set_class};
 use crate::sys::uffd::{self, Uffd};
 
@@ -38,6 +38,8 @@ const SCRATCH_BYTES: u64 = PAGE_BYTES_U64;
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 /// Of the scratch page, what adoption itself does not use.
 const SPARE_OFFSET: u64 = 2048;
+/// How long the thread of a forked child may take to stop: one that faults waits for us, who wait for it.
+const FORKED_STOP_NS: u64 = 50_000_000;
 
 /// An agent in place.
 pub struct Agent {
@@ -134,7 +136,7 @@ pub fn adopt(
     let _hurried_ourselves = Hurried::new(0);
     let hurried = Hurried::new(thread);
     let started = now_ns();
-    first.stop().map_err(explain)?;
+    first.stop_within(if forked.is_some() { FORKED_STOP_NS } else { STOP_DEADLINE_NS }).map_err(explain)?;
     let mut saved = first.registers().map_err(explain)?;
     // An exec since we looked has put something else there, or nothing.
     let mut there = [0_u8; 2];

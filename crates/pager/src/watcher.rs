@@ -20,7 +20,7 @@ use crate::shared::Shared;
 use crate::sys::fd::Bell;
 use crate::sys::pagemap::Pagemap;
 use crate::sys::process::{robust_list, share_memory};
-use crate::sys::ptrace::Seized;
+use crate::sys::ptrace::{Seized, let_go_of_left};
 use crate::sys::sched;
 use crate::sys::uffd::Uffd;
 use crate::watchdog::Watchdog;
@@ -62,6 +62,8 @@ const REAP_WITHIN: Duration = Duration::from_millis(100);
 /// A forked child that lives longer gets an agent, which keeps its userfaultfd open should this pager die. Most forked
 /// children call exec at once and are never worth it.
 const KEEP_AFTER: Duration = Duration::from_millis(10);
+/// And when one that would not stop is tried again.
+const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// Measuring private memory may take this share of the time: one part in fifty.
 const PRIVATE_SHARE: u32 = 50;
 /// And comes no sooner than this.
@@ -389,6 +391,7 @@ impl Watcher {
             }
         }
         self.keep_orphans();
+        let_go_of_left();
         changed |= self.adopt_the_grown(unmanaged_pages);
         self.settle_removals();
         let agents = self.processes.values().map(|process| process.agent).filter(|agent| *agent != 0);
@@ -494,6 +497,11 @@ impl Watcher {
                 Err(Error::OtherMemory(_) | Error::Ended(_) | Error::NoSuchProcess(_)) => {
                     orphan.pid = None;
                     orphan.strangers.push(pid);
+                }
+                // It may be in a fault that waits for what it has inherited to be told.
+                Err(Error::DidNotStop(_)) => {
+                    orphan.since = Instant::now() + TRY_AGAIN_AFTER;
+                    self.tell_inheritance(target, Some(pid));
                 }
                 _ => orphan.refused = true,
             }

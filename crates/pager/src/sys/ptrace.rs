@@ -3,6 +3,7 @@
 //! A thread is seized and interrupted, its registers point at a `syscall` instruction in the vDSO, and one single step
 //! carries the call out. All calls about one thread must come from the thread of ours that seized it.
 
+use std::cell::RefCell;
 use std::io;
 
 use super::clock::now_ns;
@@ -18,7 +19,7 @@ const EVENT_STOP: i32 = 128;
 
 /// How long a thread may take to stop. Only a thread in an uninterruptible wait (a dead disk, say) takes longer than
 /// a few microseconds.
-const STOP_DEADLINE_NS: u64 = 2_000_000_000;
+pub const STOP_DEADLINE_NS: u64 = 2_000_000_000;
 
 /// Registers of a thread.
 pub type Registers = libc::user_regs_struct;
@@ -85,8 +86,16 @@ impl Seized {
     /// # Errors
     /// When it ended or did not stop in time.
     pub fn stop(&mut self) -> Result<(), CallError> {
+        self.stop_within(STOP_DEADLINE_NS)
+    }
+
+    /// The same, with a deadline of the caller's.
+    ///
+    /// # Errors
+    /// When it ended or did not stop in time.
+    pub fn stop_within(&mut self, deadline_ns: u64) -> Result<(), CallError> {
         request(libc::PTRACE_INTERRUPT, self.thread, 0, 0)?;
-        self.wait_stop(Some(now_ns() + STOP_DEADLINE_NS))?;
+        self.wait_stop(Some(now_ns() + deadline_ns))?;
         Ok(())
     }
 
@@ -261,10 +270,40 @@ impl Drop for Seized {
         if self.reaped || (self.stopped && request(libc::PTRACE_DETACH, self.thread, 0, 0).is_ok()) {
             return;
         }
-        // It is dying: unless its end is taken note of, its process can neither end nor exec.
+        // Only what is stopped can be let go. And if it is dying: unless its end is taken note of, its process can neither end
+        // nor exec.
+        let _ = request(libc::PTRACE_INTERRUPT, self.thread, 0, 0);
         let deadline_ns = now_ns() + END_DEADLINE_NS;
-        while self.tend() && now_ns() < deadline_ns {
+        while !is_let_go(self.thread) {
+            if now_ns() >= deadline_ns {
+                return LEFT.with_borrow_mut(|left| left.push(self.thread));
+            }
             std::thread::sleep(std::time::Duration::from_micros(20));
+        }
+    }
+}
+
+thread_local! {
+    /// Threads that this one has seized and does not want any more, and that have not stopped yet.
+    static LEFT: RefCell<Vec<i32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Lets go of threads that had not stopped when they were to be let go: they would stay stopped for ever when they do.
+pub fn let_go_of_left() {
+    LEFT.with_borrow_mut(|left| left.retain(|&thread| !is_let_go(thread)));
+}
+
+/// Lets go of a seized thread if it has stopped; true when it is not ours any more, or has ended.
+fn is_let_go(thread: i32) -> bool {
+    let mut status = 0;
+    // SAFETY: `status` is writable.
+    match unsafe { libc::waitpid(thread, &raw mut status, libc::__WALL | libc::WNOHANG) } {
+        0 => false,
+        _ if !libc::WIFSTOPPED(status) => true,
+        _ => {
+            // A signal that was on its way is delivered.
+            let signal = if status >> 16 == 0 { libc::WSTOPSIG(status) } else { 0 };
+            request(libc::PTRACE_DETACH, thread, 0, usize::try_from(signal).unwrap_or(0)).is_ok()
         }
     }
 }
