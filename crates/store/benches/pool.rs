@@ -133,7 +133,7 @@ fn parts(kind: Kind) {
     );
     let secret = [7; 192];
     measure("  xxh3-64", &mut fresh, |page| {
-        black_box(XxHash3_64::oneshot_with_secret(&secret, &*page)).expect("the secret is long enough");
+        black_box(XxHash3_64::oneshot_with_secret(&secret, &page)).expect("the secret is long enough");
     });
     measure(
         "  is_zero of zeros",
