@@ -307,3 +307,55 @@ fn is_let_go(thread: i32) -> bool {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    /// A process that cannot stop for `busy_ms`: it waits in the kernel for its child to end, as after vfork(2).
+    fn unstoppable(busy_ms: u32) -> i32 {
+        // SAFETY: each has memory of its own, and until they end, the child and its child make nothing but system calls.
+        unsafe {
+            let pid = libc::fork();
+            if pid == 0 {
+                if libc::syscall(libc::SYS_clone, libc::CLONE_VFORK | libc::SIGCHLD, 0, 0, 0, 0) == 0 {
+                    libc::usleep(busy_ms * 1000);
+                    libc::_exit(0);
+                }
+                libc::sleep(20);
+                libc::_exit(0);
+            }
+            assert!(pid > 0, "no process");
+            pid
+        }
+    }
+
+    /// Torture seed 1795283334032: it stopped after it had been given up, and stayed stopped.
+    #[test]
+    fn a_thread_that_stops_too_late_is_let_go_when_it_does() {
+        let pid = unstoppable(600);
+        std::thread::sleep(Duration::from_millis(50));
+        let mut seized = Seized::new(pid, false).expect("a child of ours");
+        assert!(matches!(seized.stop_within(20_000_000), Err(CallError::Stuck)));
+        drop(seized);
+        let tracer = || procfs::status_field(pid, "TracerPid");
+        assert_ne!(tracer().as_deref(), Some("0"), "it has not stopped yet");
+        let until_ns = now_ns() + 5_000_000_000;
+        while tracer().as_deref() != Some("0") && now_ns() < until_ns {
+            let_go_of_left();
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let state = procfs::stat(pid).map(|stat| stat.state);
+        // SAFETY: no pointers but a null one; the process is our child.
+        unsafe {
+            libc::kill(pid, libc::SIGKILL);
+            libc::waitpid(pid, std::ptr::null_mut(), 0);
+        }
+        assert_eq!((tracer_was_gone(until_ns), state.ok()), (true, Some(b'S')));
+    }
+
+    fn tracer_was_gone(until_ns: u64) -> bool {
+        now_ns() < until_ns
+    }
+}
