@@ -97,7 +97,8 @@ def test_pause_of_the_adopted_thread(processes, spillway, build):
         return float(program.line().split()[1])
 
     told, seen, usual = [], [], []
-    for _ in range(8):
+    # More of them where the machine is slow for a while.
+    while len(seen) < 8 or (len(seen) < 24 and sorted(seen)[1] > 1000 + max(usual)):
         gap()
         spillway.ps()
         usual.append(gap())
