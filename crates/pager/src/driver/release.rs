@@ -97,12 +97,12 @@ impl Driver {
     fn let_go(&mut self) -> Vec<Agent> {
         let mut agents = Vec::new();
         for target in self.targets.iter_mut().filter_map(Option::take) {
-            let mut last = None;
-            let mut spans = neighbours_joined(self.core.regions().of(target.id).map(|region| region.span).collect());
-            while let Some(span) = spans.pop() {
+            let spans = neighbours_joined(self.core.regions().of(target.id).map(|region| region.span).collect());
+            let mut next = None;
+            for span in spans.into_iter().rev() {
                 // Up to the next, as the mapping may have grown: between two calls a mapping must not be registered in part,
                 // which makes it two, and `mremap` takes only one.
-                let end = last.replace(span.start).map_or(span.end, |next| next);
+                let end = next.replace(span.start).unwrap_or(span.end);
                 if target.uffd.unregister(Span { end, ..span }).is_err() {
                     // A mapping that went away meanwhile needs no unregistering.
                     let _ = target.uffd.unregister(span);
