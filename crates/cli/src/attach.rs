@@ -7,13 +7,12 @@ use crate::failure::Failure;
 use crate::progress::{self, Progress};
 use crate::report::{self, StatsFile};
 use crate::service::{Detachment, Service};
-use crate::trace::Tape;
+use crate::terms::Terms;
 use crate::trouble::Trouble;
 use crate::{control, local, pool, replacement, say, sockets, sys};
-use spillway_core::policy::Settings;
 use spillway_core::size::Bytes;
 use spillway_pager::{OnPagerDeath, Options, Pager, procfs};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -42,86 +41,61 @@ pub(crate) struct Args {
     quiet: bool,
 }
 
-/// What is to be managed, and how.
-pub(crate) struct Job<'a> {
-    /// The process.
-    pub(crate) pid: i32,
-    /// As for `--local`.
-    pub(crate) local: &'a str,
-    /// As for `--pool`.
-    pub(crate) pool: &'a str,
-    /// Which pages leave, when and whose.
-    pub(crate) replacement: Settings,
-    /// For the final counters.
-    pub(crate) stats: Option<&'a Path>,
-    /// Say nothing but what went wrong.
-    pub(crate) quiet: bool,
-    /// What is to be recorded.
-    pub(crate) tape: Option<&'a Tape>,
-    /// When to let the process go unasked.
-    pub(crate) lasts: Option<Duration>,
-}
-
 /// Adopts the process and stays until it is gone or free.
 pub(crate) fn attach(args: &Args) -> Result<u8, Failure> {
-    manage(&Job {
-        pid: args.pid,
+    let terms = Terms {
         local: &args.local,
         pool: &args.pool,
         replacement: args.replacement.settings(),
         stats: args.stats.as_deref(),
         quiet: args.quiet,
         tape: None,
-        lasts: None,
-    })
+    };
+    manage(args.pid, &terms, None)
 }
 
-/// Does what `attach` does.
-pub(crate) fn manage(args: &Job<'_>) -> Result<u8, Failure> {
-    let local = local::parse(args.local)?;
-    pool::parse(args.pool)?;
-    let stats = args.stats.map(StatsFile::prepare).transpose()?;
+/// Does what `attach` does, and lets the process go unasked when so much time has passed.
+pub(crate) fn manage(pid: i32, terms: &Terms<'_>, lasts: Option<Duration>) -> Result<u8, Failure> {
+    let local = local::parse(terms.local)?;
+    pool::parse(terms.pool)?;
+    let stats = terms.stats.map(StatsFile::prepare).transpose()?;
     sys::block_signals();
-    if let Ok(found) = sockets::pager_of(args.pid)
+    if let Ok(found) = sockets::pager_of(pid)
         && !found.listing.detached
     {
-        let pid = args.pid;
         return Err(Failure::refused(format!(
             "process {pid} is managed already: `spillway resize {pid} SIZE` changes its budget"
         )));
     }
     // An older trace is not given up for a process that there is not.
-    if args.tape.is_some() && procfs::stat(args.pid).is_err() {
-        return Err(spillway_pager::Error::NoSuchProcess(args.pid).into());
+    if terms.tape.is_some() && procfs::stat(pid).is_err() {
+        return Err(spillway_pager::Error::NoSuchProcess(pid).into());
     }
-    let (recording, recorder) = args.tape.map(|tape| tape.start(local)).transpose()?.unzip();
-    let (replacement, on_pager_death) = (args.replacement, OnPagerDeath::HoldTarget);
-    let options = Options { local, replacement, store: pool::open(args.pool)?, on_pager_death, recording };
-    let service = Arc::new(Service::new(Pager::adopt(args.pid, options)?, args.pid, 0));
+    let (recording, recorder) = terms.tape.map(|tape| tape.start(local)).transpose()?.unzip();
+    let (replacement, on_pager_death) = (terms.replacement, OnPagerDeath::HoldTarget);
+    let options = Options { local, replacement, store: pool::open(terms.pool)?, on_pager_death, recording };
+    let service = Arc::new(Service::new(Pager::adopt(pid, options)?, pid, 0));
     let listening = sockets::bind().and_then(|(listener, bound)| {
         let listening = control::listen(listener, Arc::clone(&service)).map_err(|error| error.to_string());
         listening.map(|()| bound)
     });
-    if !args.quiet {
+    if !terms.quiet {
         let now = service.snapshot();
         let (pause, touched) = (now.adopt_pause_us, Bytes(now.touched_bytes));
-        say::note(format!(
-            "adopted process {} in a pause of {pause:.0} us, {touched} touched; Ctrl-C lets it go",
-            args.pid
-        ));
+        say::note(format!("adopted process {} in a pause of {pause:.0} us, {touched} touched; Ctrl-C lets it go", pid));
         if let Err(warning) = &listening {
             say::note(warning);
         }
     }
-    let until = args.lasts.map(|lasts| Instant::now() + lasts);
+    let until = lasts.map(|lasts| Instant::now() + lasts);
     serve(&service, until);
     service.finish_answers();
     let last = service.snapshot();
-    if !args.quiet {
+    if !terms.quiet {
         say::note(report::summary(&last));
     }
-    if let (Some(tape), Some(recorder)) = (args.tape, recorder) {
-        tape.tell(recorder.finish().map(|(_, totals)| totals), args.quiet)?;
+    if let (Some(tape), Some(recorder)) = (terms.tape, recorder) {
+        tape.tell(recorder.finish().map(|(_, totals)| totals), terms.quiet)?;
     }
     stats.map_or(Ok(0), |stats| stats.write(&last).map(|()| 0))
 }

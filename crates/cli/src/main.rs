@@ -30,6 +30,7 @@ mod sim;
 mod sockets;
 mod stops;
 mod sys;
+mod terms;
 mod trace;
 mod trouble;
 mod witness;

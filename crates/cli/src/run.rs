@@ -12,14 +12,13 @@ use crate::pager_process::PagerProcess;
 use crate::report::{self, StatsFile};
 use crate::stops;
 use crate::sys::{self, Caught, Change};
-use crate::trace::Tape;
+use crate::terms::Terms;
 use crate::witness::Witness;
 use crate::{local, pool, processes, replacement, say};
-use spillway_core::policy::Settings;
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
@@ -45,65 +44,47 @@ pub(crate) struct Args {
     command: Vec<OsString>,
 }
 
-/// What is to be run, and how.
-pub(crate) struct Job<'a> {
-    /// As for `--local`.
-    pub(crate) local: &'a str,
-    /// As for `--pool`.
-    pub(crate) pool: &'a str,
-    /// Which pages leave, when and whose.
-    pub(crate) replacement: Settings,
-    /// For the final counters.
-    pub(crate) stats: Option<&'a Path>,
-    /// No summary at the end.
-    pub(crate) quiet: bool,
-    /// What is to be recorded.
-    pub(crate) tape: Option<&'a Tape>,
-    /// The program and its arguments.
-    pub(crate) command: &'a [OsString],
-}
-
 /// Runs the program to its end; the exit status is its own.
 pub(crate) fn run(args: &Args) -> Result<u8, Failure> {
-    manage(&Job {
+    let terms = Terms {
         local: &args.local,
         pool: &args.pool,
         replacement: args.replacement.settings(),
         stats: args.stats.as_deref(),
         quiet: args.quiet,
         tape: None,
-        command: &args.command,
-    })
+    };
+    manage(&args.command, &terms)
 }
 
 /// Does what `run` does.
-pub(crate) fn manage(args: &Job<'_>) -> Result<u8, Failure> {
-    local::parse(args.local)?;
-    pool::parse(args.pool)?;
-    let stats = args.stats.map(StatsFile::prepare).transpose()?;
-    let (mut pager, warning) = PagerProcess::start(args.local, args.pool, args.replacement, args.tape)?;
-    if let Some(warning) = warning.filter(|_| !args.quiet) {
+pub(crate) fn manage(argv: &[OsString], terms: &Terms<'_>) -> Result<u8, Failure> {
+    local::parse(terms.local)?;
+    pool::parse(terms.pool)?;
+    let stats = terms.stats.map(StatsFile::prepare).transpose()?;
+    let (mut pager, warning) = PagerProcess::start(terms.local, terms.pool, terms.replacement, terms.tape)?;
+    if let Some(warning) = warning.filter(|_| !terms.quiet) {
         say::note(warning);
     }
     // Until here a signal ends us as it would end any program.
     let inherited = sys::block_signals();
     let witness = Witness::place();
-    let mut command = Command::new(&args.command[0]);
-    command.args(&args.command[1..]);
+    let mut command = Command::new(&argv[0]);
+    command.args(&argv[1..]);
     sys::prepare_target(&mut command, inherited);
-    let target = command.spawn().map_err(|error| not_started(&args.command[0], &error))?;
+    let target = command.spawn().map_err(|error| not_started(&argv[0], &error))?;
     let target = i32::try_from(target.id()).unwrap_or(0);
     pager.set_target(target);
 
     let mut front = Front { target, pager, witness, interrupted: None };
     let Some(status) = front.wait_for_end() else { return Err(front.end_orphan()) };
-    if let Some(tape) = args.tape {
+    if let Some(tape) = terms.tape {
         // The program did its work: its status counts, whatever became of the trace.
-        tape.tell(front.pager.end_recording(), args.quiet).unwrap_or_else(say::note);
+        tape.tell(front.pager.end_recording(), terms.quiet).unwrap_or_else(say::note);
     }
     match front.pager.snapshot() {
         Some(snapshot) => {
-            if !args.quiet {
+            if !terms.quiet {
                 say::note(report::summary(&snapshot));
             }
             if let Some(why) = &snapshot.refused {

@@ -2,6 +2,7 @@
 
 use crate::failure::{FAILED, Failure};
 use crate::recorder::{Recorder, Totals};
+use crate::terms::Terms;
 use crate::{attach, local, pool, replacement, run, say};
 use spillway_core::PAGE_BYTES_U64;
 use spillway_core::sample::HASHES;
@@ -59,26 +60,17 @@ pub(crate) fn trace(args: &Args) -> Result<u8, Failure> {
     let local = args.local.as_deref().unwrap_or(if args.exact { local::ALL } else { "50%" });
     let lasts = args.lasts.as_deref().map(time).transpose()?;
     let tape = Tape { path: args.output.clone(), window_ns };
+    let terms = Terms {
+        local,
+        pool: &args.pool,
+        replacement: args.replacement.settings(),
+        stats: None,
+        quiet: args.quiet,
+        tape: Some(&tape),
+    };
     match args.pid {
-        Some(pid) => attach::manage(&attach::Job {
-            pid,
-            local,
-            pool: &args.pool,
-            replacement: args.replacement.settings(),
-            stats: None,
-            quiet: args.quiet,
-            tape: Some(&tape),
-            lasts,
-        }),
-        None => run::manage(&run::Job {
-            local,
-            pool: &args.pool,
-            replacement: args.replacement.settings(),
-            stats: None,
-            quiet: args.quiet,
-            tape: Some(&tape),
-            command: &args.command,
-        }),
+        Some(pid) => attach::manage(pid, &terms, lasts),
+        None => run::manage(&args.command, &terms),
     }
 }
 
