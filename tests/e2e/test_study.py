@@ -152,7 +152,7 @@ def test_lists_of_addresses(spillway, tmp_path):
 
 def test_what_is_no_trace_is_refused(spillway, tmp_path):
     good = tmp_path / "good"
-    done = spillway.cli("trace", "--local", "4M", "-o", good, "--", "python3", "-c", "x = b'x' * (40 << 20)")
+    done = spillway.cli("trace", "--local", "4M", "-o", good, "--", "python3", "-c", "import time; x = b'x' * (40 << 20); time.sleep(0.5); assert x.count(b'x') == len(x)")
     assert done.returncode == 0, done.stderr
     whole = good.read_bytes()
     garbled, cut = tmp_path / "garbled", tmp_path / "cut"
