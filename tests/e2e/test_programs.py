@@ -213,6 +213,20 @@ def test_jvm(native, spillway, need, programs, tmp_path, collector):
     compare_with_native(native, spillway, [java, f"-XX:+Use{collector}GC", "-Xmx400m", "-cp", tmp_path, "Churn"])
 
 
+def test_jvm_where_every_cpu_is_busy(native, spillway, need, programs, tmp_path):
+    """What makes room gets no CPU time of its own accord there. The budget holds all the same, and faults do not wait long."""
+    javac, java = need("javac", "java")
+    subprocess.run([javac, "-d", tmp_path, programs / "java/Churn.java"], check=True, timeout=60)
+    command = [java, "-XX:+UseSerialGC", "-Xmx400m", "-cp", str(tmp_path), "Churn"]
+    plain = native.run(command).must_succeed()
+    budget = half(plain.anonymous_peak_bytes)
+    # In its own session: the scheduler's automatic groups give each session a share of its own.
+    hogs = "(while :; do :; done) & busy=\"$busy $!\"; " * os.cpu_count()
+    paged = spillway.run(["sh", "-c", f'{hogs} "$@"; status=$?; kill $busy; exit $status', "sh", *command], budget)
+    assert (paged.out, paged.status) == (plain.out, plain.status), paged.err
+    assert_paged(paged, budget)
+
+
 def test_node(native, spillway, need, programs):
     (node,) = need("node")
     compare_with_native(native, spillway, [node, programs / "node/churn.js"])

@@ -47,6 +47,8 @@ pub struct Agent {
     pub pid: i32,
     /// The agent's thread.
     pub thread: i32,
+    /// The same thread's number in the target's own pid namespace, which faults are told with.
+    pub known_as: i32,
     /// Our end of the socket: a byte starts a list, a byte comes back.
     pub socket: OwnedFd,
     /// The control pages.
@@ -260,7 +262,7 @@ impl Setup {
         let _ = self.helper.call(&self.registers, self.instruction, libc::SYS_madvise, staging);
 
         let shared = libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_SIGHAND | libc::CLONE_THREAD | libc::CLONE_SYSVSEM;
-        let (_, created) = self
+        let (known_as, created) = self
             .helper
             .call(&self.registers, self.instruction, libc::SYS_clone, [bits(shared), 0, 0, 0, 0, 0])
             .map_err(|error| explain(pid, error))?;
@@ -274,7 +276,19 @@ impl Setup {
             None
         };
         let instruction = self.instruction;
-        let agent = Agent { pid, thread, socket, memory, layout, uffd: uffd_number, pause_ns: 0, seized, instruction };
+        let known_as = i32::try_from(known_as).unwrap_or(0);
+        let agent = Agent {
+            pid,
+            thread,
+            known_as,
+            socket,
+            memory,
+            layout,
+            uffd: uffd_number,
+            pause_ns: 0,
+            seized,
+            instruction,
+        };
         Ok((agent, fresh))
     }
 

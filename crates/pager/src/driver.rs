@@ -255,6 +255,8 @@ impl Driver {
             self.polled.extend([readable(event), readable(agent)]);
         }
         self.targets.iter_mut().flatten().for_each(|target| target.looked |= target.may_read());
+        let errands = self.targets.iter().flatten().filter(|target| target.flight != Flight::Idle).count();
+        self.shared.errands.store(errands as u64, Relaxed);
         self.polled.push(readable(self.hands.store.descriptor().map_or(-1, |store| store.as_raw_fd())));
         self.hands.store.flush();
         if timeout != Some(0) {
@@ -300,7 +302,7 @@ impl Driver {
         }
         for message in messages[..count].iter().filter(|message| message.is_fault()) {
             if let Event::Fault { address, thread, write } = message.decode() {
-                self.serve(at, Waiting { address: address.page(), write, since_ns: read_ns });
+                self.serve(at, Waiting { address: address.page(), write, thread, since_ns: read_ns });
                 self.note_thread(at, thread);
             }
         }
@@ -343,8 +345,8 @@ impl Driver {
             target.waiting.push(fault);
             return;
         }
-        if target.flight == Flight::Other {
-            // It may be the agent's own fault, and nothing can be captured before the agent is done.
+        if target.is_agent_at_work(fault.thread) {
+            // Nothing can be captured before it is done: it must not wait for room.
             self.core.set_overdraft(OVERDRAFT_PAGES);
         }
         let plan = self.core.fault(target.id, fault.address);
@@ -412,6 +414,7 @@ impl Driver {
         let Some(target) = &mut self.targets[at] else { return };
         let Some(agent) = &target.agent else { return };
         self.awaits_agent = false;
+        self.shared.errands_done.fetch_add(1, Relaxed);
         match receive_byte(std::os::fd::AsFd::as_fd(&agent.socket)) {
             Heard::Nothing => {}
             Heard::End => {

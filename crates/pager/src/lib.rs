@@ -115,6 +115,8 @@ pub struct Snapshot {
     pub clean_drops: u64,
     /// Evicted pages that were all zeros, so that nothing is kept.
     pub zero_drops: u64,
+    /// Times that the kernel would not give a page up: pinned, locked, or shared with a forked child.
+    pub stuck_pages: u64,
     /// Pages that the pool, or a capture, has lost: an access to one of them raises SIGBUS.
     pub lost_pages: u64,
     /// Whether the pool took no page when it was last asked: what cannot leave stays local, beyond the budget.

@@ -107,6 +107,10 @@ pub struct Shared {
     pub histogram: Histogram,
     /// Grows whenever it has done something: a watchdog's sign of life.
     pub progress: AtomicU64,
+    /// Agents that are on an errand for it, when it last waited.
+    pub errands: AtomicU64,
+    /// Errands done: a watchdog's sign of the agents' lives.
+    pub errands_done: AtomicU64,
     /// Its thread id, once it runs.
     pub thread: AtomicI32,
     /// Whether it runs in the idle class now.
@@ -193,6 +197,7 @@ impl Shared {
             written_pages: get(&n.written_pages),
             clean_drops: get(&n.clean_drops),
             zero_drops: get(&n.zero_drops),
+            stuck_pages: get(&n.stuck_pages),
             lost_pages: get(&n.lost_pages),
             pool_full: get(&n.pool_full) != 0,
             table_bytes: get(&n.table_bytes),

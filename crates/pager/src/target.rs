@@ -20,6 +20,8 @@ pub struct Waiting {
     pub address: Address,
     /// Whether it writes.
     pub write: bool,
+    /// Which thread waits, by its number in the target's own namespace.
+    pub thread: i32,
     /// When it was read, in monotonic nanoseconds.
     pub since_ns: u64,
 }
@@ -171,6 +173,11 @@ impl Target {
     /// The descriptor to poll for the agent; -1 without one.
     pub fn agent_fd(&self) -> RawFd {
         self.agent.as_ref().map_or(-1, |agent| agent.socket.as_raw_fd())
+    }
+
+    /// Whether `thread`, which faults, is the agent itself, at work on what captures would have to wait for.
+    pub fn is_agent_at_work(&self, thread: i32) -> bool {
+        self.flight == Flight::Other && self.agent.as_ref().is_some_and(|agent| agent.known_as == thread)
     }
 
     /// Starts the capture of [`Target::runs`]. False when the agent is gone.

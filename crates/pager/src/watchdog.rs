@@ -1,7 +1,7 @@
-//! The watchdog: sees to it that the fault thread gets CPU time.
+//! The watchdog: sees to it that the fault thread and the agents get CPU time.
 //!
-//! In the idle class the fault thread starves as soon as other programs want its CPU. It is taken out of that class where
-//! no CPU has time to spare, and where it is runnable and does nothing.
+//! In the idle class they starve as soon as other programs want their CPU. They are taken out of that class where no CPU
+//! has time to spare, and where one of them is runnable and does nothing.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -20,50 +20,62 @@ const CPUS_EVERY: Duration = Duration::from_millis(100);
 /// CPUs that together are idle for less than one part in so many of the time count as all busy.
 const SPARE_SHARE: u32 = 20;
 
+/// Progress that did not go on, and since when.
+#[derive(Default)]
+struct Stall(Option<(u64, Instant)>);
+
+impl Stall {
+    /// Whether it has stood at `progress` for too long, by now, although one of the threads could run: asleep, they wait
+    /// for what is to come.
+    fn lasts(&mut self, progress: u64, now: Instant, may_run: impl FnOnce() -> bool) -> bool {
+        let Some((_, since)) = self.0.filter(|(before, _)| *before == progress) else {
+            self.0 = Some((progress, now));
+            return false;
+        };
+        let runnable = may_run();
+        if !runnable {
+            self.0 = None;
+        }
+        runnable && now - since >= RESCUE_AFTER
+    }
+}
+
 /// What it has seen.
 pub struct Watchdog {
-    /// Progress that did not go on, and since when.
-    stalled: Option<(u64, Instant)>,
+    /// Of the fault thread.
+    faults: Stall,
+    /// Of the agents, which have ends of errands for progress.
+    errands: Stall,
     idle_ticks: (Instant, u64),
 }
 
 impl Watchdog {
     /// One that has seen nothing.
     pub fn new() -> Self {
-        Self { stalled: None, idle_ticks: (Instant::now(), 0) }
+        Self { faults: Stall::default(), errands: Stall::default(), idle_ticks: (Instant::now(), 0) }
     }
 
-    /// Looks, and rescues the fault thread and `agents` where they need it.
-    pub fn look(&mut self, now: Instant, shared: &Shared, agents: impl Iterator<Item = i32>) {
+    /// Looks, and rescues the fault thread and `agents`, threads by process, where they need it.
+    pub fn look(&mut self, now: Instant, shared: &Shared, agents: impl Iterator<Item = (i32, i32)> + Clone) {
         self.watch_cpus(now, shared);
         if !shared.idle.load(Relaxed) {
-            self.stalled = None;
+            (self.faults, self.errands) = Default::default();
             return;
         }
-        if shared.crowded.load(Relaxed) || self.has_starved(now, shared) {
+        let runs = |pid, thread| procfs::thread_stat(pid, thread).is_ok_and(|stat| stat.state == b'R');
+        let (own, thread) = (std::process::id().cast_signed(), shared.thread.load(Relaxed));
+        let faults_stall = self.faults.lasts(shared.progress.load(Relaxed), now, || runs(own, thread));
+        let errands_stall = self.errands.lasts(shared.errands_done.load(Relaxed), now, || {
+            shared.errands.load(Relaxed) > 0 && agents.clone().any(|(pid, agent)| runs(pid, agent))
+        });
+        if shared.crowded.load(Relaxed) || faults_stall || errands_stall {
             placement::rescue(shared, RESCUE_FOR_NS);
-            for agent in agents {
+            for (_, agent) in agents {
                 // One that has ended needs no CPU.
                 let _ = sched::set_class(agent, sched::Class::Normal);
             }
-            self.stalled = None;
+            (self.faults, self.errands) = Default::default();
         }
-    }
-
-    fn has_starved(&mut self, now: Instant, shared: &Shared) -> bool {
-        let progress = shared.progress.load(Relaxed);
-        let Some((_, since)) = self.stalled.filter(|(before, _)| *before == progress) else {
-            self.stalled = Some((progress, now));
-            return false;
-        };
-        // Asleep, it waits for what is to come.
-        let thread = shared.thread.load(Relaxed);
-        let runnable =
-            procfs::thread_stat(std::process::id().cast_signed(), thread).is_ok_and(|stat| stat.state == b'R');
-        if !runnable {
-            self.stalled = None;
-        }
-        runnable && now - since >= RESCUE_AFTER
     }
 
     /// Whether any CPU had time to spare of late.
@@ -85,46 +97,63 @@ impl Watchdog {
 mod tests {
     use super::*;
     use std::sync::Arc;
-    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::{AtomicBool, AtomicI32};
 
-    /// Two looks at a thread in the idle class that makes no progress; whether it was taken out of the class.
-    fn rescued(runs: bool, crowded: bool) -> bool {
-        let (shared, over) = (Arc::new(Shared::default()), Arc::new(AtomicBool::new(false)));
-        let thread = {
-            let (shared, over) = (Arc::clone(&shared), Arc::clone(&over));
+    use crate::sys::clock::now_ns;
+
+    /// Two looks at a thread in the idle class that makes no progress, the fault thread or an agent on an errand; whether
+    /// it was taken out of the class.
+    fn rescued(is_agent: bool, runs: bool, crowded: bool) -> bool {
+        let (thread, over) = (Arc::new(AtomicI32::new(0)), Arc::new(AtomicBool::new(false)));
+        let looked_at = {
+            let (thread, over) = (Arc::clone(&thread), Arc::clone(&over));
             std::thread::spawn(move || {
-                shared.thread.store(sched::thread_id(), Relaxed);
+                thread.store(sched::thread_id(), Relaxed);
                 while !over.load(Relaxed) {
                     if runs { std::hint::spin_loop() } else { std::thread::sleep(Duration::from_millis(1)) }
                 }
             })
         };
-        while shared.thread.load(Relaxed) == 0 {
+        while thread.load(Relaxed) == 0 {
             std::thread::yield_now();
         }
+        let shared = Shared::default();
         shared.idle.store(true, Relaxed);
         shared.crowded.store(crowded, Relaxed);
+        let thread = thread.load(Relaxed);
+        let agents = if is_agent { vec![(std::process::id().cast_signed(), thread)] } else { Vec::new() };
+        shared.errands.store(agents.len() as u64, Relaxed);
+        shared.thread.store(if is_agent { 0 } else { thread }, Relaxed);
         let mut watchdog = Watchdog { idle_ticks: (Instant::now() + CPUS_EVERY, 0), ..Watchdog::new() };
         let began = Instant::now();
-        watchdog.look(began, &shared, std::iter::empty());
-        watchdog.look(began + RESCUE_AFTER, &shared, std::iter::empty());
+        watchdog.look(began, &shared, agents.iter().copied());
+        // The fault thread goes on; the agent does not.
+        shared.progress.fetch_add(u64::from(is_agent), Relaxed);
+        watchdog.look(began + RESCUE_AFTER, &shared, agents.iter().copied());
         over.store(true, Relaxed);
-        thread.join().expect("it ends");
-        !shared.idle.load(Relaxed)
+        looked_at.join().expect("it ends");
+        now_ns() < shared.idle_forbidden_until_ns.load(Relaxed)
     }
 
     #[test]
     fn who_is_runnable_and_does_nothing_is_rescued() {
-        assert!(rescued(true, false));
+        assert!(rescued(false, true, false));
+    }
+
+    /// What it was sent for would not be done before other programs let go of its CPU, and faults might wait for that.
+    #[test]
+    fn an_agent_that_is_runnable_and_brings_nothing_is_rescued() {
+        assert!(rescued(true, true, false));
     }
 
     #[test]
     fn who_waits_for_what_is_to_come_is_left_alone() {
-        assert!(!rescued(false, false));
+        assert!(!rescued(false, false, false));
+        assert!(!rescued(true, false, false));
     }
 
     #[test]
     fn nobody_stays_in_the_idle_class_where_all_cpus_are_busy() {
-        assert!(rescued(false, true));
+        assert!(rescued(false, false, true));
     }
 }

@@ -215,15 +215,9 @@ impl Driver {
         (0..4).filter(|_| self.write_one(now, true)).count() > 0 || leaving
     }
 
-    /// Whether something may be captured soon. An agent that does something else may itself wait for a page, and that page
-    /// for room.
+    /// Whether something may be captured soon.
     fn waits_for_agents(&self) -> bool {
-        let soon = |target: &Target| match target.flight {
-            Flight::Capture => true,
-            Flight::Idle => target.agent.is_some(),
-            Flight::Other => false,
-        };
-        self.is(Mutation::WaitForAgents) || self.targets.iter().flatten().any(soon)
+        self.targets.iter().flatten().any(|target| target.agent.is_some())
     }
 
     /// Starts to take pages back from forked children that have ended; false when there are none to take.

@@ -119,7 +119,7 @@ impl Driver {
         if let Some((at, message)) = self.inbox.pop_front() {
             return match message {
                 Message::Fault(fault) => {
-                    self.serve(kernel, at, Waiting { at: fault.at, write: fault.write });
+                    self.serve(kernel, at, Waiting { at: fault.at, write: fault.write, thread: fault.thread });
                     self.note_thread(at);
                 }
                 Message::Event(event) => self.change(kernel, at, event),
@@ -168,9 +168,10 @@ impl Driver {
             target.waiting.push(fault);
             return;
         }
-        let (id, space, flight) = (target.id, target.space, target.flight);
-        if flight == Flight::Other && !self.is(Mutation::WaitForAgents) {
-            // It may be the agent's own fault, and nothing can be captured before the agent is done.
+        let (id, space) = (target.id, target.space);
+        let is_agent = target.flight == Flight::Other && target.agent == Some(fault.thread);
+        if is_agent && !self.is(Mutation::WaitForAgents) {
+            // Nothing can be captured before the agent is done: it must not wait for room.
             self.overdraw(OVERDRAFT_PAGES);
         }
         let plan = self.core.fault(id, address(fault.at));

@@ -13,6 +13,8 @@ pub struct Waiting {
     pub at: usize,
     /// Whether it writes.
     pub write: bool,
+    /// Which thread waits.
+    pub thread: usize,
 }
 
 /// See the module's documentation.

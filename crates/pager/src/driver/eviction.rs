@@ -68,7 +68,13 @@ impl Yield {
 impl Driver {
     /// Starts a capture, if one is wanted and possible.
     pub(super) fn evict(&mut self) {
-        if self.yields.is_resting(now_ns()) || !self.targets.iter().flatten().any(Target::may_capture) {
+        if self.yields.is_resting(now_ns()) {
+            return;
+        }
+        if !self.targets.iter().flatten().any(Target::may_capture) {
+            if !self.targets.iter().flatten().any(|target| target.agent.is_some()) {
+                self.empty_buffers();
+            }
             return;
         }
         if self.unshare() {
@@ -84,20 +90,27 @@ impl Driver {
         let may = |id: TargetId| targets[id.0 as usize].as_ref().is_some_and(Target::may_capture);
         let whose = self.core.next_capture(most, may, &mut runs);
         let Some(at) = whose.map(|id| id.0 as usize).filter(|&at| self.targets[at].is_some()) else {
-            // Nothing can leave targets now: what is in buffers still can, and that may be enough.
-            let written = (0..WRITES_PER_TURN).filter(|_| self.write_one(true)).count();
             let unswept = |target: &Target| target.agent.is_some() && !target.may_capture();
             if self.targets.iter().flatten().any(unswept) {
+                (0..WRITES_PER_TURN).take_while(|_| self.write_one(true)).count();
                 self.awaits_agent = self.targets.iter().flatten().any(|target| target.flight != Flight::Idle);
-            } else if self.journeys.writes() > 0 {
-                // What the store keeps makes room as well.
-                self.awaits_store = true;
-            } else if written == 0 {
-                self.note_yield(0, self.core.mapped_pages().max(1));
+            } else {
+                self.empty_buffers();
             }
             return;
         };
         self.capture(at, runs);
+    }
+
+    /// Nothing can leave targets now: what is in buffers still can, and that may be enough.
+    fn empty_buffers(&mut self) {
+        let written = (0..WRITES_PER_TURN).filter(|_| self.write_one(true)).count();
+        if self.journeys.writes() > 0 {
+            // What the store keeps makes room as well.
+            self.awaits_store = true;
+        } else if written == 0 {
+            self.note_yield(0, self.core.mapped_pages().max(1));
+        }
     }
 
     /// Starts to capture `runs`.
