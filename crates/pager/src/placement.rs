@@ -10,6 +10,7 @@
 //! is. A watchdog on another thread ends the idle class when this thread is runnable and stands still.
 
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use crate::procfs;
 use crate::shared::Shared;
@@ -126,6 +127,11 @@ impl Placement {
         moved
     }
 
+    /// Whether there is another CPU for what need not be done on this one.
+    pub fn may_share(&self) -> bool {
+        self.allowed.as_ref().is_some_and(|cpus| cpus.count() > 1)
+    }
+
     /// The CPU that is followed now.
     pub fn followed(&self) -> Option<usize> {
         self.followed
@@ -168,9 +174,10 @@ impl Placement {
     }
 }
 
-/// Takes the fault thread out of the idle class from outside, for `for_ns` from now.
-pub fn rescue(shared: &Shared, for_ns: u64) {
-    shared.idle_forbidden_until_ns.store(now_ns() + for_ns, Relaxed);
+/// Takes the fault thread out of the idle class from outside, for so long from now.
+pub fn rescue(shared: &Shared, how_long: Duration) {
+    let until_ns = now_ns() + u64::try_from(how_long.as_nanos()).unwrap_or(u64::MAX / 2);
+    shared.idle_forbidden_until_ns.store(until_ns, Relaxed);
     let thread = shared.thread.load(Relaxed);
     if thread != 0 && thread != thread_id() {
         let _ = set_class(thread, Class::Normal);

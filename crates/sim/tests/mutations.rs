@@ -74,4 +74,7 @@ caught! {
     wake_only_who_asked WakeOnlyWhoAsked
     wake_where_asked WakeWhereAsked
     install_during_fork InstallDuringFork
+    capture_unread CaptureUnread
+    steal_unread StealUnread
+    fork_unread ForkUnread
 }
