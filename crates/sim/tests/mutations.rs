@@ -19,7 +19,7 @@ fn first_seed(mutation: Mutation) -> u64 {
     }
 }
 
-const RARE: [u64; 5] = [2600, 700, 24_600, 4800, 1500];
+const RARE: [u64; 5] = [2600, 700, 12_800, 2400, 100];
 
 fn is_caught(mutation: Mutation) {
     let first = first_seed(mutation);
