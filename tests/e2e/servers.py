@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import pathlib
 import re
 import select
 import signal
@@ -22,6 +23,11 @@ class Server:
     process: subprocess.Popen
     host: str
     port: int
+    log: pathlib.Path | None = None
+
+    def said(self):
+        """What it has said so far."""
+        return self.log.read_text()
 
     @property
     def address(self):
@@ -51,13 +57,15 @@ class Servers:
         command += ["--token-file", token_file] if token_file else []
         process = self.processes.start(command, stdout=log, stderr=log)
 
+        server = Server(process, host, 0, pathlib.Path(log.name))
+
         def listening():
-            with open(log.name) as said:
-                text = said.read()
+            text = server.said()
             assert process.poll() is None, f"spillway serve ended: {text}"
             return re.search(r"lending .* on \S+:(\d+);", text)
 
-        return Server(process, host, int(eventually(listening, "spillway serve to listen", 10)[1]))
+        server.port = int(eventually(listening, "spillway serve to listen", 10)[1])
+        return server
 
     def memcached(self, *options, mib=512):
         """A memcached that evicts nothing if `-M` is among the options."""

@@ -1,4 +1,4 @@
-"""bench/run and bench/far: that they measure, record and clean up; their figures are no test's business."""
+"""The benchmarks: that they measure, record, clean up and judge rightly; their figures are no test's business."""
 
 import importlib.machinery
 import importlib.util
@@ -107,3 +107,45 @@ def test_faults_over_tcp_are_recorded(processes, spillway, tmp_path):
     assert min(rounds[0]["bare"].values()) > 0 and rounds[0]["fault"]["p50_us"] > 1
     assert "| fault over TCP, p50 |" in out and (tmp_path / "tiny.md").read_text().startswith("# tiny")
     assert left_behind() == before
+
+
+def test_papers_are_repeated_and_recorded(processes, spillway, tmp_path):
+    words = [REPOSITORY / "bench/papers", "--tiny", "--rounds", 1, "--only", "near", "--record", "tiny", "--into", tmp_path]
+    run = processes.start([*words, "--spillway", spillway.path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    out, err = run.communicate(timeout=80)
+    assert run.returncode == 0, err
+    record = (tmp_path / "tiny.md").read_text()
+    assert all(line in record for line in out.splitlines())
+    rows = [line.split(" | ") for line in record.splitlines() if line.startswith("| touch")]
+    assert [len(row) for row in rows] == [7] * 12 + [6] * 3, record
+    # From its own record, without a run.
+    words = [REPOSITORY / "bench/papers", "--tiny", "--rounds", 0, "--with", tmp_path / "tiny.json", "--spillway", spillway.path]
+    again = processes.start(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert again.communicate(timeout=20) == (out, ""), "the record says something else"
+
+
+def test_findings_follow_from_figures(bench):
+    import findings
+
+    def measured(pre_evict, clock_fetches):
+        """A program that pre-evict, and clock's choice, make better or not."""
+        runs = {"all local": [{"accesses_s": 1.0}]}
+        cases = []
+        for remote in (25, 50, 75):
+            for policy in ("rr", "clock"):
+                for evict in ("on-demand", "pre-evict"):
+                    better = pre_evict if evict == "pre-evict" else 1
+                    fetched = clock_fetches if policy == "clock" else 100
+                    runs[findings.case(remote, (policy, evict))] = [{"accesses_s": 3 * better, "fetched_pages": fetched, "fault_p50_us": 10.0}]
+                    parts = {"link": 8 * better, "eviction": 1 * better, "rest": 1 * better, "total": 10 * better}
+                    cases.append({"local": f"{100 - remote}%", "policy": policy, "evict": evict, "handling_us": parts})
+        return {"a": {"time": "accesses_s", "runs": runs, "replay": {"cases": cases}}}
+
+    def told(pre_evict, clock_fetches):
+        return findings.findings(measured(pre_evict, clock_fetches), (25, 50, 75), [(p, e) for p in ("rr", "clock") for e in ("on-demand", "pre-evict")])
+
+    assert [finding.agrees for finding in told(0.75, 70)] == [False, True, True, True, True]
+    assert [finding.agrees for finding in told(1, 100)] == [False, False, True, False, False]
+    served, scheme, *_ = told(1, 100)
+    assert "access bits" in served.line() and "80 %" in scheme.line() and "**Different here:**" in scheme.line()
+    assert "25 % less" in told(0.75, 70)[1].line()

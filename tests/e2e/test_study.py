@@ -5,6 +5,7 @@ import os
 import random
 import re
 import signal
+import subprocess
 
 import pytest
 from harness import MIB
@@ -172,6 +173,12 @@ def test_what_is_no_trace_is_refused(spillway, tmp_path):
     refused(spillway.cli("trace", "-o", good), "missing")
     refused(spillway.cli("advise", "1999999999"), "no process")
     refused(spillway.cli("trace", "1999999999", "-o", good), "no process")
-    assert good.read_bytes() == whole
+    dead = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
+    refused(spillway.cli("trace", dead.pid, "-o", good), "no memory")
+    dead.wait()
+    assert spillway.cli("trace", "-o", good, "--", "/no/such/program").returncode == 127
+    assert good.read_bytes() == whole, "an older trace was given up for nothing"
+    assert not [left for left in tmp_path.iterdir() if left.name.startswith(".")]
     done = spillway.cli("sim", "--json", "--local", "4M", cut)
     assert "ends before the recording did" in told(done)["faithful"]

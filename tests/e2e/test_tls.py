@@ -1,9 +1,13 @@
 """Memory servers under TLS: programs over it, and what is refused."""
 
 import contextlib
+import re
+import signal
+import socket
+import time
 
 import pytest
-from harness import MIB
+from harness import MIB, eventually
 from mechanics import Program, refused
 from servers import Authority, Proxy, answering
 from test_pools import pages_out, token
@@ -146,6 +150,41 @@ def test_pools_that_are_refused(spillway, servers, authority, clients, tmp_path)
         assert not trace.exists()
     for url in [f"{wanting}?{ca}&tls-cert={pem}&tls-key={key}", f"{named}?{ca}&tls-name=pool.example"]:
         assert spillway.cli("run", f"--pool=tcp://{url}", "--", "true").returncode == 0
+
+
+def test_the_lender_is_told_who_was_refused(spillway, servers, authority, clients, tmp_path):
+    right, wrong = token(tmp_path / "right"), token(tmp_path / "wrong", "0123456789abcdef" * 2)
+    plain, wanting = servers.spillway(token_file=right), started(servers, authority, "--client-ca", clients.file)
+    stranger, ca = authority.issue("client"), f"tls=1&tls-ca={authority.file}"
+    for server, parameters, word in [
+        (wanting, ca, "shows no certificate"),
+        (wanting, f"{ca}&tls-cert={stranger[0]}&tls-key={stranger[1]}", "no authority in --client-ca"),
+        (wanting, f"tls=1&tls-ca={clients.file}", "refuses the certificate in --tls-cert"),
+        (wanting, "token-file=" + str(right), "speaks no TLS"),
+        (plain, f"token-file={right}&{ca}", "speaks TLS"),
+        (plain, f"token-file={wrong}", "the token is not the server's"),
+        (plain, "", "the token is not the server's"),
+    ]:
+        before = len(server.said())
+        assert spillway.cli("pool", "status", f"tcp://{server.address}?{parameters}").returncode == 1
+        line = eventually(lambda: re.search(r"spillway: refused (\S+): (.+)\n", server.said()[before:]), f"`{word}` to be said", 3)
+        assert line[1].startswith("127.0.0.1:") and word in line[2], line[0]
+    # Strangers who knock all the time: a few lines a second, and how many others there were.
+    before, begun = len(plain.said()), time.monotonic()
+    knocks = 0
+    while time.monotonic() < begun + 3:
+        with socket.create_connection((plain.host, plain.port)) as stranger:
+            stranger.sendall(b"?" * 200)
+            while stranger.recv(1000):
+                pass
+        knocks += 1
+    counted = lambda: [int(n) for n in re.findall(r"refused (\d+) more", plain.said()[before:])]
+    eventually(lambda: sum(counted()) > knocks / 2, "the others to be counted", 3)
+    lines = plain.said()[before:].splitlines()
+    assert knocks > 100 and len(lines) <= 5 * (time.monotonic() - begun + 1), (knocks, lines)
+    assert sum(counted()) + len(lines) - len(counted()) <= knocks
+    plain.send(signal.SIGTERM)
+    assert plain.process.wait(5) == 0
 
 
 def test_a_server_that_stalls_in_the_handshake(spillway, authority):

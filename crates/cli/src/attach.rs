@@ -11,7 +11,7 @@ use crate::terms::Terms;
 use crate::trouble::Trouble;
 use crate::{control, local, pool, replacement, say, sockets, sys};
 use spillway_core::size::Bytes;
-use spillway_pager::{OnPagerDeath, Options, Pager, procfs};
+use spillway_pager::{OnPagerDeath, Options, Pager};
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -66,10 +66,6 @@ pub(crate) fn manage(pid: i32, terms: &Terms<'_>, lasts: Option<Duration>) -> Re
         return Err(Failure::refused(format!(
             "process {pid} is managed already: `spillway resize {pid} SIZE` changes its budget"
         )));
-    }
-    // An older trace is not given up for a process that there is not.
-    if terms.tape.is_some() && procfs::stat(pid).is_err() {
-        return Err(spillway_pager::Error::NoSuchProcess(pid).into());
     }
     let (recording, recorder) = terms.tape.map(|tape| tape.start(local)).transpose()?.unzip();
     let (replacement, on_pager_death) = (terms.replacement, OnPagerDeath::HoldTarget);

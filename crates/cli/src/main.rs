@@ -18,6 +18,7 @@ mod processes;
 mod progress;
 mod ps;
 mod recorder;
+mod replace;
 mod replacement;
 mod report;
 mod resize;

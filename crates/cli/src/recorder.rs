@@ -7,8 +7,6 @@ use crate::{control, say};
 use serde::{Deserialize, Serialize};
 use spillway_study::record::{Record, What};
 use spillway_study::ring::{self, Consumer, Producer};
-use spillway_study::trace::Writer;
-use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,15 +27,6 @@ pub(crate) trait Sink: Send + 'static {
     /// Makes sure of what was taken.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
-    }
-}
-
-impl Sink for Writer<File> {
-    fn put(&mut self, record: &Record) -> io::Result<()> {
-        self.push(record)
-    }
-    fn flush(&mut self) -> io::Result<()> {
-        Self::flush(self)
     }
 }
 

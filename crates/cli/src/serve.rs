@@ -6,7 +6,7 @@
 use crate::failure::{FAILED, Failure};
 use crate::{say, sys};
 use spillway_core::size::{Bytes, parse_bytes};
-use spillway_server::{Config, Dedupe, Error, Limits, MEMORY_MIN_BYTES, Server, SpillConfig, tls};
+use spillway_server::{Config, Dedupe, Error, Limits, MEMORY_MIN_BYTES, Refusal, Server, SpillConfig, tls};
 use std::fs;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::unix::fs::MetadataExt;
@@ -19,6 +19,9 @@ const TICK: Duration = Duration::from_millis(200);
 const TOKEN_BYTES_MIN: usize = 16;
 /// The longest: more is a file that is no token.
 const TOKEN_BYTES_MAX: u64 = 4096;
+
+/// Between lines about peers that were refused.
+const REFUSALS_EVERY: Duration = Duration::from_secs(1);
 
 /// What `spillway serve` is given.
 #[derive(clap::Args)]
@@ -63,12 +66,17 @@ pub(crate) struct Args {
 
 /// Serves until a signal ends it.
 pub(crate) fn serve(args: &Args) -> Result<u8, Failure> {
-    let config = config(args)?;
+    let mut config = config(args)?;
+    let (refusals, teller) = spillway_server::refusals();
+    config.refusals = Some(refusals);
     sys::block_signals();
     let memory = Bytes(config.memory_bytes);
     let server = Server::bind(config).map_err(|error| refused(&error))?;
     let over = if args.tls_cert.is_some() { " over TLS" } else { "" };
     say::note(format!("lending {memory}{over} on {}; Ctrl-C ends it, and the pages that it holds", server.address()));
+    // A thread of its own: nobody may read what it says, and then it waits for ever.
+    let telling = crate::control::thread("refusals").spawn(|| teller.run(REFUSALS_EVERY, tell_refused));
+    telling.map_err(|error| refused(&Error::Thread(error)))?;
     let stop = server.stopper();
     let serving = crate::control::thread("serve").spawn(|| server.run());
     let serving = serving.map_err(|error| refused(&Error::Thread(error)))?;
@@ -80,6 +88,13 @@ pub(crate) fn serve(args: &Args) -> Result<u8, Failure> {
     }
     let served = serving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     served.map(|()| 0).map_err(|error| Failure::new(FAILED, error.to_string()))
+}
+
+fn tell_refused(refusals: &[Refusal], others: u64) {
+    refusals.iter().for_each(say::note);
+    if others > 0 {
+        say::note(format!("refused {others} more"));
+    }
 }
 
 fn ends(signal: i32) -> bool {

@@ -1,16 +1,19 @@
 //! `spillway trace`: records what a pager sees of a program, for `sim`, `advise` and others (docs/TRACE.md).
 
 use crate::failure::{FAILED, Failure};
-use crate::recorder::{Recorder, Totals};
+use crate::recorder::{Recorder, Sink, Totals};
+use crate::replace::Place;
 use crate::terms::Terms;
 use crate::{attach, local, pool, replacement, run, say};
 use spillway_core::PAGE_BYTES_U64;
 use spillway_core::sample::HASHES;
 use spillway_core::time::parse_ns;
 use spillway_pager::{Local, Recording, Windows};
+use spillway_study::record::Record;
 use spillway_study::trace::{Header, Writer};
 use std::ffi::OsString;
 use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -100,13 +103,14 @@ pub(crate) struct Tape {
 }
 
 /// A recorder that writes a file.
-pub(crate) type FileRecorder = Recorder<Writer<File>>;
+pub(crate) type FileRecorder = Recorder<TraceFile>;
 
 impl Tape {
-    /// Creates the file and begins.
+    /// Makes sure that the file can be written, and begins.
     pub(crate) fn start(&self, local: Local) -> Result<(Recording, FileRecorder), Failure> {
         let header = Header { window_ns: self.window_ns.unwrap_or(0), budget_pages: budget_pages(local) };
-        let started = File::create(&self.path).and_then(|file| Recorder::start(Writer::new(file, header)?));
+        let started =
+            Place::prepare(&self.path).and_then(|place| Recorder::start(TraceFile::Awaited(Some(place), header)));
         let (to, recorder) = started.map_err(|error| {
             let (path, why) = (shown(&self.path), say::error(&error));
             Failure::refused(format!("cannot write a trace to {path}: {why}; give --output another file"))
@@ -130,6 +134,28 @@ impl Tape {
             say::note(format!("{faults} references{windows} are in {path}; next: `spillway sim {path}`"));
         }
         Ok(())
+    }
+}
+
+/// A trace, which replaces an older one only once there is something to record: until then adoption may yet be refused.
+pub(crate) enum TraceFile {
+    /// Nothing was recorded so far. The place is gone when the file could not be begun.
+    Awaited(Option<Place>, Header),
+    /// There is a file.
+    Begun(Writer<File>),
+}
+
+impl Sink for TraceFile {
+    fn put(&mut self, record: &Record) -> io::Result<()> {
+        if let Self::Awaited(place, header) = self {
+            let (place, header) = (place.take().ok_or(io::ErrorKind::NotFound)?, *header);
+            *self = Self::Begun(place.replace(|file| Writer::new(file, header))?);
+        }
+        if let Self::Begun(writer) = self { writer.push(record) } else { Ok(()) }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if let Self::Begun(writer) = self { writer.flush() } else { Ok(()) }
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use spillway_wire::tls;
 
 use crate::pool::Dedupe;
+use crate::refusals::Refusals;
 
 /// The least memory that is worth lending.
 pub const MEMORY_MIN_BYTES: u64 = 1 << 20;
@@ -33,6 +34,8 @@ pub struct Config {
     pub workers: usize,
     /// Times and numbers that are limited.
     pub limits: Limits,
+    /// Who hears of peers that are not let in.
+    pub refusals: Option<Refusals>,
 }
 
 /// A file for cold pages.
@@ -90,6 +93,7 @@ impl Config {
             spill: None,
             workers: std::thread::available_parallelism().map_or(1, usize::from),
             limits: Limits::default(),
+            refusals: None,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! A socket, the session on it, and TLS between them if there is any.
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::Instant;
 
@@ -10,6 +10,7 @@ use spillway_wire::tls;
 
 use crate::mix::random_u64;
 use crate::output::SLICES_MAX;
+use crate::refusals::Why;
 use crate::session::{Context, Session};
 use crate::shared::Shared;
 use crate::sys::epoll::Interest;
@@ -57,6 +58,7 @@ impl Pending {
 /// One client.
 pub(crate) struct Connection {
     stream: TcpStream,
+    pub(crate) peer: SocketAddr,
     tls: Option<Box<tls::Session>>,
     pub(crate) session: Session,
     pending: Pending,
@@ -76,13 +78,13 @@ impl Connection {
             part.copy_from_slice(&random_u64().to_ne_bytes());
         }
         let (session, interest) = (Session::new(challenge), Interest::default());
-        let tls = tls.map(|server| Box::new(server.accept()));
-        Ok(Self { stream, tls, session, pending: Pending::default(), began: now, moved: now, interest })
+        let (peer, tls) = (stream.peer_addr()?, tls.map(|server| Box::new(server.accept())));
+        Ok(Self { stream, peer, tls, session, pending: Pending::default(), began: now, moved: now, interest })
     }
 
     /// The socket, if the client is on this host.
     pub(crate) fn on_this_host(&self) -> Option<&TcpStream> {
-        let same = self.stream.peer_addr().ok()?.ip() == self.stream.local_addr().ok()?.ip();
+        let same = self.peer.ip() == self.stream.local_addr().ok()?.ip();
         same.then_some(&self.stream)
     }
 
@@ -153,6 +155,7 @@ impl Connection {
         if opened.is_err() || tls.has_ended() {
             // An alert may say why.
             let _ = tls.send(&mut &self.stream);
+            cx.refused = opened.err().filter(|_| self.session.is_new()).map(Why::Tls);
             return Err(Gone);
         }
         self.pending_requests(cx);
@@ -214,6 +217,7 @@ impl Connection {
         let since = if self.session.is_new() { self.began } else { self.moved };
         let limit = if self.session.is_open() { limits.heartbeat * 3 } else { limits.hello };
         if cx.now.saturating_duration_since(since) > limit {
+            cx.refused = self.session.is_new().then_some(Why::Told(Code::Silent));
             self.end(Code::Silent, cx);
             return Err(Gone);
         }

@@ -17,6 +17,7 @@ mod nearby;
 mod output;
 mod parked;
 mod pool;
+mod refusals;
 pub mod rehearsal;
 mod server;
 mod session;
@@ -32,5 +33,6 @@ mod worker;
 
 pub use config::{Config, Limits, MEMORY_MIN_BYTES, SpillConfig};
 pub use pool::Dedupe;
+pub use refusals::{Refusal, Refusals, Teller, Why, refusals};
 pub use server::{Error, Server, Stop};
 pub use spillway_wire::tls;

@@ -64,7 +64,14 @@ impl Peer {
         let Some(session) = &mut self.session else { return Vec::new() };
         let mut sent = Vec::new();
         self.pending.extend_from_slice(bytes);
-        let mut cx = Context { shared, work: &mut self.work, now: Instant::now(), parked: Vec::new(), requests: 0 };
+        let mut cx = Context {
+            shared,
+            work: &mut self.work,
+            now: Instant::now(),
+            parked: Vec::new(),
+            requests: 0,
+            refused: None,
+        };
         loop {
             let done = session.input(&self.pending, &mut cx);
             self.pending.drain(..done);

@@ -18,6 +18,7 @@ use std::time::Instant;
 use crate::output::Output;
 use crate::parked::Parked;
 use crate::pool::Work;
+use crate::refusals::Why;
 use crate::shared::Shared;
 use crate::tenants::Seat;
 
@@ -35,6 +36,8 @@ pub(crate) struct Context<'a> {
     pub(crate) parked: Vec<Parked>,
     /// Requests carried out.
     pub(crate) requests: u64,
+    /// Why the client was not let in.
+    pub(crate) refused: Option<Why>,
 }
 
 enum Phase {
@@ -130,10 +133,11 @@ impl Session {
         if self.is_closing() { bytes.len() } else { at }
     }
 
-    fn hello(&mut self, bytes: &[u8; HELLO_BYTES], cx: &Context<'_>) {
+    fn hello(&mut self, bytes: &[u8; HELLO_BYTES], cx: &mut Context<'_>) {
         match self.greet(bytes, cx) {
             Ok(seat) => self.phase = Phase::Open(seat),
             Err(code) => {
+                cx.refused = Some(if code == Code::Malformed { Why::malformed(bytes) } else { Why::Told(code) });
                 self.output.head(|out| hello::refusal(out, code, &code.to_string()));
                 self.phase = Phase::Closing;
             }

@@ -1,5 +1,6 @@
 //! What all threads of the server share.
 
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::Sender;
 use std::time::Instant;
@@ -10,6 +11,7 @@ use spillway_wire::tls;
 use crate::config::Limits;
 use crate::parked::Parked;
 use crate::pool::Pool;
+use crate::refusals::{Refusals, Why};
 use crate::stats::{self, Meter};
 use crate::tenants::{Seat, Tenants};
 
@@ -26,11 +28,20 @@ pub(crate) struct Shared {
     pub(crate) connections: AtomicUsize,
     pub(crate) began: Instant,
     pub(crate) ending: AtomicBool,
+    /// To whoever tells of them.
+    pub(crate) refusals: Option<Refusals>,
     /// Gets that wait for the spill file.
     pub(crate) to_keeper: Option<Sender<Parked>>,
 }
 
 impl Shared {
+    /// A peer was not let in.
+    pub(crate) fn refused(&self, peer: SocketAddr, why: Why) {
+        if let Some(refusals) = &self.refusals {
+            refusals.note(peer, why);
+        }
+    }
+
     /// What every answer says.
     pub(crate) fn condition(&self) -> Condition {
         Condition { load: stats::load(&self.meters), free_pages: self.pool.free_pages() }

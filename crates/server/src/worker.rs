@@ -16,6 +16,7 @@ use crate::connection::{Connection, Gone, RECEIVE_BYTES};
 use crate::nearby::Nearby;
 use crate::parked::Parked;
 use crate::pool::Work;
+use crate::refusals::Why;
 use crate::session::Context;
 use crate::shared::Shared;
 use crate::stats::Stopwatch;
@@ -220,9 +221,13 @@ impl Worker {
         act: impl FnOnce(&mut Connection, &mut [u8], &mut Context<'_>) -> Result<(), Gone>,
     ) {
         let Some(connection) = self.connections.get_mut(&token) else { return };
-        let mut cx = Context { shared: &self.shared, work: &mut self.work, now, parked: Vec::new(), requests: 0 };
+        let mut cx =
+            Context { shared: &self.shared, work: &mut self.work, now, parked: Vec::new(), requests: 0, refused: None };
         let went = act(connection, &mut self.buffer, &mut cx);
-        let (parked, requests) = (cx.parked, cx.requests);
+        let (parked, requests, refused) = (cx.parked, cx.requests, cx.refused);
+        if let Some(why) = refused {
+            self.shared.refused(connection.peer, why);
+        }
         self.requests += u32::try_from(requests).unwrap_or(u32::MAX);
         if requests > 0 {
             self.shared.meters[self.at].record(now.elapsed(), requests);
@@ -270,9 +275,11 @@ impl Worker {
     fn accept(&mut self) {
         let Some(listener) = &self.listener else { return };
         // A failure concerns the one connection, or will come again: nobody is there to be told.
-        let Ok((stream, _)) = listener.accept() else { return };
-        if self.shared.connections.fetch_add(1, Relaxed) >= self.shared.limits.connections_max {
+        let Ok((stream, peer)) = listener.accept() else { return };
+        let most = self.shared.limits.connections_max;
+        if self.shared.connections.fetch_add(1, Relaxed) >= most {
             self.shared.connections.fetch_sub(1, Relaxed);
+            self.shared.refused(peer, Why::Crowd(most));
             return;
         }
         self.next_worker = (self.next_worker + 1) % self.inboxes.len();

@@ -1,10 +1,10 @@
-//! Why a session is over, in the words of the end that connects.
+//! Why a session is over, in the words of the end that connects, or of the end that was connected to.
 
 use std::fmt;
 
 use rustls::{AlertDescription, CertificateError, Error, InvalidMessage};
 
-/// Why a session is over. The text is about the other end, and says what helps.
+/// Why a session is over. The text is about the other end, which is a server, and says what helps.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Failure {
     /// The other end speaks something else.
@@ -21,6 +21,8 @@ pub enum Failure {
     NotYetValid,
     /// The certificate is not as it should be.
     Unfit(String),
+    /// The other end shows no certificate, and one is wanted.
+    NoCertificate,
     /// The other end wants a certificate of ours.
     CertificateWanted,
     /// The other end does not accept our certificate.
@@ -38,6 +40,7 @@ impl Failure {
             Error::InvalidCertificate(error) => Self::certificate(error),
             Error::AlertReceived(alert) => Self::alert(alert),
             Error::PeerIncompatible(_) => Self::NoVersion,
+            Error::NoCertificatesPresented => Self::NoCertificate,
             error => Self::Broken(error.to_string()),
         }
     }
@@ -77,6 +80,39 @@ impl Failure {
     pub fn is_denial(&self) -> bool {
         !matches!(self, Self::NotTls | Self::NoVersion | Self::TooLong | Self::Broken(_))
     }
+
+    /// The text about a client, in the words of its server.
+    pub fn of_client(&self) -> impl fmt::Display + '_ {
+        OfClient(self)
+    }
+}
+
+/// The text about a client.
+struct OfClient<'a>(&'a Failure);
+
+impl fmt::Display for OfClient<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Failure::NotTls => f.write_str("it speaks no TLS: a pager's URL needs `tls=1&tls-ca=FILE`"),
+            Failure::NoVersion => f.write_str("it does not speak TLS 1.3 as spillway does"),
+            Failure::UnknownIssuer => f.write_str("no authority in --client-ca has signed its certificate"),
+            Failure::Expired => f.write_str("its certificate has expired: make it a new one"),
+            Failure::NotYetValid => f.write_str("its certificate is not valid yet: correct its clock, or this host's"),
+            Failure::NoCertificate => f.write_str(
+                "it shows no certificate: its URL needs `tls-cert` and `tls-key`, signed by an authority in --client-ca",
+            ),
+            Failure::CertificateWanted => f.write_str("it wants another certificate than that in --tls-cert"),
+            Failure::CertificateRefused(why) => write!(
+                f,
+                "it refuses the certificate in --tls-cert ({why}): its `tls-ca` must be the authority that signed it, and \
+                 the host in its URL one that it is for"
+            ),
+            Failure::OtherName(_) => f.write_str("its certificate is for something else"),
+            Failure::Unfit(what) => write!(f, "its certificate will not do ({})", what.escape_debug()),
+            Failure::TooLong => f.write_str("its part of the TLS handshake is too long"),
+            Failure::Broken(what) => write!(f, "TLS failed ({})", what.escape_debug()),
+        }
+    }
 }
 
 /// What is between the brackets of `DnsName("host")`.
@@ -111,6 +147,7 @@ impl fmt::Display for Failure {
             Self::Unfit(what) => {
                 write!(f, "its certificate will not do ({}): make one as docs/NETWORK.md shows", what.escape_debug())
             }
+            Self::NoCertificate => f.write_str("it shows no certificate: check the port"),
             Self::CertificateWanted => f.write_str(
                 "it wants a certificate of its clients: give `tls-cert` and `tls-key`, signed by its --client-ca",
             ),

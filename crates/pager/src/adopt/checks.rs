@@ -1,0 +1,89 @@
+//! What is looked at before anything in a target is touched.
+
+use std::fs::{self, File};
+use std::io;
+
+use spillway_core::PAGE_BYTES_U64;
+
+use super::{NAME, SYSCALL};
+use crate::error::Error;
+use crate::procfs;
+use crate::sys::process;
+
+/// Refuses what cannot be adopted, before anything is touched.
+///
+/// # Errors
+/// As [`Error`] says.
+pub fn examine(pid: i32) -> Result<(), Error> {
+    let field = |name| procfs::status_field(pid, name);
+    let Some(state) = field("State") else { return Err(Error::NoSuchProcess(pid)) };
+    if state.starts_with(['Z', 'X']) || field("VmSize").is_none() {
+        return Err(Error::NoMemoryOfItsOwn(pid));
+    }
+    match field("TracerPid").and_then(|tracer| tracer.parse().ok()) {
+        Some(0) | None => {}
+        Some(tracer) => {
+            let name = procfs::status_field(tracer, "Name").unwrap_or_else(|| "another program".into());
+            let own = procfs::threads(pid).is_ok_and(|all| all.iter().any(|&thread| is_agent(pid, thread)));
+            return Err(if own { Error::AlreadyAdopted(pid) } else { Error::Traced { pid, tracer, name } });
+        }
+    }
+    match File::open(format!("/proc/{pid}/exe")) {
+        Ok(mut file) => {
+            let mut head = [0_u8; 5];
+            if io::Read::read_exact(&mut file, &mut head).is_ok() && head[..4] == *b"\x7fELF" && head[4] != 2 {
+                return Err(Error::Not64Bit(pid));
+            }
+        }
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Err(Error::NoPermission(pid)),
+        // A deleted or otherwise unreadable program: the registers will tell.
+        Err(_) => {}
+    }
+    if procfs::threads(pid).is_ok_and(|all| all.iter().any(|&thread| is_agent(pid, thread))) {
+        return Err(Error::AlreadyAdopted(pid));
+    }
+    Ok(())
+}
+
+/// Whether `thread` of `pid` is an agent, of whichever pager.
+fn is_agent(pid: i32, thread: i32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/task/{thread}/comm")).is_ok_and(|name| name.trim_end() == NAME)
+}
+
+/// Whether agents are kept seized, out of reach of seccomp filters: that takes `CAP_SYS_ADMIN`.
+pub fn keeps_seized() -> bool {
+    const CAP_SYS_ADMIN: u32 = 21;
+    procfs::status_field(std::process::id().cast_signed(), "CapEff")
+        .and_then(|set| u64::from_str_radix(&set, 16).ok())
+        .is_some_and(|set| set >> CAP_SYS_ADMIN & 1 == 1)
+}
+
+/// The address of a `syscall` instruction in the target's vDSO.
+pub(super) fn syscall_instruction(pid: i32) -> Result<u64, Error> {
+    let system = |what| move |error| Error::System { what, error };
+    let mappings = procfs::mappings(pid).map_err(|_| Error::NoPermission(pid))?;
+    let vdso = mappings
+        .iter()
+        .find(|mapping| mapping.name == "[vdso]")
+        .ok_or_else(|| Error::System { what: "finding the target's vDSO", error: io::ErrorKind::NotFound.into() })?;
+    let mut image = vec![0_u8; usize::try_from(vdso.span.pages() * PAGE_BYTES_U64).unwrap_or(0)];
+    process::read_memory(pid, vdso.span.start, &mut image).map_err(system("reading the target's vDSO"))?;
+    let offset = image.windows(2).position(|bytes| bytes == SYSCALL).ok_or_else(|| Error::System {
+        what: "finding a system call in the target's vDSO",
+        error: io::ErrorKind::NotFound.into(),
+    })?;
+    Ok(vdso.span.start.0 + offset as u64)
+}
+
+/// A thread to borrow: rather one that sleeps, never one that cannot be stopped.
+pub(super) fn quiet_thread(pid: i32) -> Result<i32, Error> {
+    let threads = procfs::threads(pid).map_err(|_| Error::NoSuchProcess(pid))?;
+    let rank = |thread: &i32| match procfs::thread_stat(pid, *thread).map(|stat| stat.state) {
+        Ok(b'S') => 0,
+        Ok(b'R') => 1,
+        Ok(b'T') => 2,
+        Ok(b'D') => 3,
+        _ => 4,
+    };
+    threads.into_iter().min_by_key(rank).ok_or(Error::NoSuchProcess(pid))
+}

@@ -1,0 +1,256 @@
+//! The helper at work: what an agent needs is made by a thread of ours in the target, while the target runs on.
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use spillway_core::{Address, PAGE_BYTES_U64};
+
+use super::{Agent, NAME, SCRATCH_BYTES, STAGING_BYTES, bits, explain, pieces};
+use crate::error::Error;
+use crate::sys::agent::{BATCH_PAGES, CODE_BYTES, CONTROL_BYTES, Layout, Memory};
+use crate::sys::fd::{Rights, send_fd};
+use crate::sys::process;
+use crate::sys::ptrace::{CallError, Registers, Seized};
+use crate::sys::sched::{Class, set_class};
+use crate::sys::uffd::{self, Uffd};
+
+/// The helper at work.
+pub(super) struct Setup {
+    pid: i32,
+    helper: Seized,
+    registers: Registers,
+    instruction: u64,
+    staging: Address,
+    /// Descriptors in the target's table that the helper has yet to close.
+    open: Vec<i32>,
+}
+
+impl Setup {
+    /// `helper` has just been made and has not run yet.
+    pub(super) fn new(pid: i32, mut helper: Seized, instruction: u64, staging: Address) -> Result<Self, CallError> {
+        helper.await_first_stop()?;
+        let registers = helper.registers()?;
+        Ok(Self { pid, helper, registers, instruction, staging, open: Vec::new() })
+    }
+
+    pub(super) fn run(
+        &mut self,
+        forked: Option<&Uffd>,
+        kill_on_death: bool,
+        seccomp: bool,
+    ) -> Result<(Agent, Option<Uffd>), Error> {
+        let pid = self.pid;
+        let system = |what| move |error| Error::System { what, error };
+        let pidfd = process::pidfd(pid).map_err(system("opening the target"))?;
+        let take =
+            |number| process::take_fd(pidfd.as_fd(), number).map_err(system("taking a descriptor of the target"));
+        let scratch = self.staging.plus_pages(BATCH_PAGES as u64);
+
+        let mut name = NAME.as_bytes().to_vec();
+        name.push(0);
+        process::write_memory(pid, scratch, &name).map_err(system("writing to the target"))?;
+        let file = self.open(libc::SYS_memfd_create, [scratch.0, bits(libc::MFD_CLOEXEC.cast_signed()), 0, 0, 0, 0])?;
+        let memory = Memory::new(take(file)?).map_err(system("mapping the agent's memory"))?;
+
+        let stream = bits(libc::SOCK_STREAM | libc::SOCK_CLOEXEC);
+        self.call(libc::SYS_socketpair, [bits(libc::AF_UNIX), stream, 0, scratch.0, 0, 0])?;
+        let mut pair = [0_u8; 8];
+        process::read_memory(pid, scratch, &mut pair).map_err(system("reading from the target"))?;
+        let [a0, a1, a2, a3, b0, b1, b2, b3] = pair;
+        let (ours, theirs) = (i32::from_ne_bytes([a0, a1, a2, a3]), i32::from_ne_bytes([b0, b1, b2, b3]));
+        self.open.extend([ours, theirs]);
+        let socket = take(ours)?;
+
+        let (uffd_number, fresh) = match forked {
+            Some(uffd) => {
+                let number = self.receive(socket.as_fd(), uffd.borrow(), theirs, scratch)?;
+                self.check_memory(number, scratch)?;
+                (number, None)
+            }
+            None => {
+                let number = self.userfaultfd(socket.as_fd(), theirs, scratch)?;
+                let uffd = Uffd::from(take(number)?);
+                uffd.handshake().map_err(|error| match error.raw_os_error() {
+                    Some(libc::EPERM) => Error::NoForkEvents,
+                    _ => Error::NoUserfaultfd(error),
+                })?;
+                (number, Some(uffd))
+            }
+        };
+
+        let map = |setup: &mut Self, bytes, protection, offset| {
+            setup.call(libc::SYS_mmap, [0, bytes, bits(protection), bits(libc::MAP_SHARED), bits(file), offset])
+        };
+        let code = Address(map(self, CODE_BYTES, libc::PROT_READ | libc::PROT_EXEC, 0)?);
+        let control = Address(map(self, CONTROL_BYTES, libc::PROT_READ | libc::PROT_WRITE, CODE_BYTES)?);
+        let layout = Layout { staging: self.staging, scratch, control, code };
+        for (start, bytes) in pieces(&layout) {
+            self.call(libc::SYS_madvise, [start.0, bytes, bits(libc::MADV_DONTFORK), 0, 0, 0])?;
+            self.call(libc::SYS_madvise, [start.0, bytes, bits(libc::MADV_DONTDUMP), 0, 0, 0])?;
+        }
+        let staging = [layout.staging.0, STAGING_BYTES, bits(libc::MADV_NOHUGEPAGE), 0, 0, 0];
+        // A kernel without huge pages says EINVAL, and needs no advice.
+        let _ = self.helper.call(&self.registers, self.instruction, libc::SYS_madvise, staging);
+
+        let shared = libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_SIGHAND | libc::CLONE_THREAD | libc::CLONE_SYSVSEM;
+        let (known_as, created) = self
+            .helper
+            .call(&self.registers, self.instruction, libc::SYS_clone, [bits(shared), 0, 0, 0, 0, 0])
+            .map_err(|error| explain(pid, error))?;
+        let mut seized = created.ok_or(Error::Ended(pid))?;
+        let thread = seized.thread();
+        self.start_agent(&mut seized, &layout, uffd_number, theirs, kill_on_death)?;
+        let seized = if seccomp {
+            seized.resume().map_err(|error| explain(pid, error))?;
+            Some(seized)
+        } else {
+            None
+        };
+        let instruction = self.instruction;
+        let known_as = i32::try_from(known_as).unwrap_or(0);
+        let agent = Agent {
+            pid,
+            thread,
+            known_as,
+            socket,
+            memory,
+            layout,
+            uffd: uffd_number,
+            pause_ns: 0,
+            seized,
+            instruction,
+        };
+        Ok((agent, fresh))
+    }
+
+    /// Closes what is open in the agent's own table but for two descriptors, and points it at its code.
+    fn start_agent(
+        &self,
+        agent: &mut Seized,
+        layout: &Layout,
+        uffd: i32,
+        socket: i32,
+        kill_on_death: bool,
+    ) -> Result<(), Error> {
+        let explain = |error| explain(self.pid, error);
+        agent.await_first_stop().map_err(explain)?;
+        let registers = agent.registers().map_err(explain)?;
+        let (low, high) = (bits(uffd.min(socket)), bits(uffd.max(socket)));
+        for (from, to) in [(0, low.wrapping_sub(1)), (low + 1, high.wrapping_sub(1)), (high + 1, u64::from(u32::MAX))] {
+            if from <= to && to != u64::MAX {
+                agent
+                    .call(&registers, self.instruction, libc::SYS_close_range, [from, to, 0, 0, 0, 0])
+                    .map_err(explain)?;
+            }
+        }
+        let mut name = NAME.as_bytes().to_vec();
+        name.push(0);
+        process::write_memory(self.pid, layout.scratch, &name)
+            .map_err(|error| Error::System { what: "writing to the target", error })?;
+        let arguments = [bits(libc::PR_SET_NAME), layout.scratch.0, 0, 0, 0, 0];
+        agent.call(&registers, self.instruction, libc::SYS_prctl, arguments).map_err(explain)?;
+        let mut start = registers;
+        start.rip = layout.code.0;
+        start.orig_rax = u64::MAX;
+        start.r15 = layout.control.0;
+        start.r14 = bits(socket);
+        start.r13 = u64::from(kill_on_death);
+        // It inherited the haste of the thread that it came from.
+        let _ = set_class(agent.thread(), Class::Normal);
+        agent.set_registers(&start).map_err(explain)
+    }
+
+    /// A new userfaultfd for the target. `/dev/userfaultfd`, opened with our rights and handed over, works whatever the
+    /// target's own rights are; the system call is for those who may not open the device.
+    fn userfaultfd(&mut self, socket: BorrowedFd<'_>, theirs: i32, scratch: Address) -> Result<i32, Error> {
+        let flags = bits(libc::O_CLOEXEC | libc::O_NONBLOCK);
+        if let Ok(device) = File::options().read(true).write(true).open("/dev/userfaultfd") {
+            let number = self.receive(socket, device.as_fd(), theirs, scratch)?;
+            return self.open(libc::SYS_ioctl, [bits(number), uffd::IOC_NEW, flags, 0, 0, 0]);
+        }
+        let answer = self.helper.call(&self.registers, self.instruction, libc::SYS_userfaultfd, [flags, 0, 0, 0, 0, 0]);
+        match answer {
+            Ok((number, _)) => self.opened(number),
+            Err(CallError::Answered(error)) => Err(Error::NoUserfaultfd(error)),
+            Err(error) => Err(explain(self.pid, error)),
+        }
+    }
+
+    /// Hands `fd` to the target; returns its number there.
+    fn receive(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        fd: BorrowedFd<'_>,
+        theirs: i32,
+        scratch: Address,
+    ) -> Result<i32, Error> {
+        let system = |what| move |error| Error::System { what, error };
+        send_fd(socket, fd).map_err(system("handing a descriptor to the target"))?;
+        // struct msghdr { name, namelen, iov, iovlen, control, controllen, flags } and what it points to.
+        let (vector, byte, control) = (scratch.0 + 64, scratch.0 + 96, scratch.0 + 128);
+        let length = size_of::<Rights>() as u64;
+        let header = [0, 0, vector, 1, control, length, 0, 0, byte, 1];
+        let image: Vec<u8> = header.iter().flat_map(|word: &u64| word.to_ne_bytes()).collect();
+        process::write_memory(self.pid, scratch, &image).map_err(system("writing to the target"))?;
+        let close_on_exec = bits(libc::MSG_CMSG_CLOEXEC);
+        self.call(libc::SYS_recvmsg, [bits(theirs), scratch.0, close_on_exec, 0, 0, 0])?;
+        let mut number = [0_u8; 4];
+        process::read_memory(self.pid, Address(control + 16), &mut number)
+            .map_err(system("reading from the target"))?;
+        let number = i32::from_ne_bytes(number);
+        self.open.push(number);
+        Ok(number)
+    }
+
+    /// Makes sure that userfaultfd `number` belongs to this very address space: the kernel tells only whose child the fork
+    /// was, and there may be several. It refuses a move for another address space (EINVAL) before it looks for the
+    /// destination, which does not exist (ENOENT).
+    fn check_memory(&mut self, number: i32, scratch: Address) -> Result<(), Error> {
+        const TRIES: usize = 1000;
+        let pid = self.pid;
+        let words = [uffd::NOWHERE.0, self.staging.0, PAGE_BYTES_U64, 0, 0];
+        let image: Vec<u8> = words.iter().flat_map(|word: &u64| word.to_ne_bytes()).collect();
+        process::write_memory(pid, scratch, &image)
+            .map_err(|error| Error::System { what: "writing to the target", error })?;
+        for _ in 0..TRIES {
+            let arguments = [bits(number), uffd::IOC_MOVE, scratch.0, 0, 0, 0];
+            match self.helper.call(&self.registers, self.instruction, libc::SYS_ioctl, arguments) {
+                Err(CallError::Answered(error)) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(()),
+                // An event of the child waits to be read: soon.
+                Err(CallError::Answered(error)) if error.raw_os_error() == Some(libc::EAGAIN) => {
+                    std::thread::sleep(std::time::Duration::from_micros(20));
+                }
+                Err(CallError::Answered(_)) | Ok(_) => return Err(Error::OtherMemory(pid)),
+                Err(error) => return Err(explain(pid, error)),
+            }
+        }
+        Err(Error::DidNotStop(pid))
+    }
+
+    fn open(&mut self, number: libc::c_long, arguments: [u64; 6]) -> Result<i32, Error> {
+        let fd = self.call(number, arguments)?;
+        self.opened(fd)
+    }
+
+    fn opened(&mut self, fd: u64) -> Result<i32, Error> {
+        let fd = i32::try_from(fd).map_err(|_| Error::Ended(self.pid))?;
+        self.open.push(fd);
+        Ok(fd)
+    }
+
+    fn call(&mut self, number: libc::c_long, arguments: [u64; 6]) -> Result<u64, Error> {
+        let answer = self.helper.call(&self.registers, self.instruction, number, arguments);
+        answer.map(|(value, _)| value).map_err(|error| explain(self.pid, error))
+    }
+
+    /// Ends the helper; `undo` also takes back the mapping it works in.
+    pub(super) fn finish(mut self, undo: bool) -> Result<(), Error> {
+        for fd in std::mem::take(&mut self.open) {
+            let _ = self.call(libc::SYS_close, [bits(fd), 0, 0, 0, 0, 0]);
+        }
+        if undo {
+            let _ = self.call(libc::SYS_munmap, [self.staging.0, STAGING_BYTES + SCRATCH_BYTES, 0, 0, 0, 0]);
+        }
+        self.helper.exit(&self.registers, self.instruction).map_err(|error| explain(self.pid, error))
+    }
+}

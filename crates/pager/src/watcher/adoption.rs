@@ -1,0 +1,156 @@
+//! Which processes get an agent, and what becomes of a process that has lost it.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use spillway_core::{PAGE_BYTES_U64, TargetId};
+
+use super::Watcher;
+use super::forks::Orphan;
+use super::process::Process;
+use crate::adopt;
+use crate::driver::Command;
+use crate::error::Error;
+use crate::procfs;
+use crate::sys::pagemap::Pagemap;
+use crate::sys::process::share_memory;
+use crate::{Local, OnPagerDeath};
+
+/// A process smaller than this is never worth an agent: 8 MiB.
+const ADOPT_PAGES: u64 = 2048;
+/// How long a dying agent may take: it is on its last instructions when we hear of it.
+const REAP_WITHIN: Duration = Duration::from_millis(100);
+
+impl Watcher {
+    /// Unmanaged pages that the tree may have before its larger processes are adopted: half of a fixed budget, so that a
+    /// program which fits well is never touched, and one that does not is adopted before it is past it.
+    pub(super) fn adoption_threshold(&self) -> u64 {
+        match self.local {
+            Local::Bytes(bytes) => {
+                let local = self.shared.numbers.local_pages.load(Relaxed);
+                (bytes / PAGE_BYTES_U64 / 2).saturating_sub(local)
+            }
+            Local::Percent(_) | Local::All => ADOPT_PAGES,
+        }
+    }
+
+    pub(super) fn adopt_the_grown(&mut self, unmanaged_pages: u64) -> bool {
+        if unmanaged_pages < self.adoption_threshold() {
+            return false;
+        }
+        let least = match self.local {
+            Local::Bytes(bytes) => (bytes / PAGE_BYTES_U64 / 16).clamp(512, ADOPT_PAGES),
+            Local::Percent(_) | Local::All => ADOPT_PAGES,
+        };
+        let candidates: Vec<i32> = self
+            .processes
+            .iter()
+            .filter(|(_, process)| process.target.is_none() && !process.refused)
+            .map(|(&pid, _)| pid)
+            .collect();
+        let mut adopted = false;
+        for pid in candidates {
+            let Ok(size) = procfs::size(pid) else { continue };
+            // Memory that is registered already belongs to a fork: those get their agents as such.
+            if size.anonymous_pages < least || (!self.orphans.is_empty() && procfs::has_registered_memory(pid)) {
+                continue;
+            }
+            // A child of vfork has its parent's memory until it calls exec.
+            let managed = self.processes.iter().filter(|(_, process)| process.target.is_some());
+            if managed.into_iter().any(|(&other, _)| share_memory(pid, other)) {
+                continue;
+            }
+            match self.adopt(pid, None) {
+                Ok(()) => {
+                    adopted = true;
+                    self.read_mappings(pid);
+                }
+                Err(Error::Ended(_) | Error::NoSuchProcess(_)) => self.forget(pid),
+                Err(error) => {
+                    self.processes.entry(pid).and_modify(|process| process.refused = true);
+                    if let Ok(mut refused) = self.shared.refused.lock() {
+                        *refused = Some(error.to_string());
+                    }
+                }
+            }
+        }
+        adopted
+    }
+
+    pub(super) fn adopt(&mut self, pid: i32, forked: Option<usize>) -> Result<(), Error> {
+        let kill = self.on_pager_death == OnPagerDeath::KillTarget;
+        // A forked child that has raised no fault yet: as long as its one thread is stopped, nobody can change its mappings.
+        let inheritance = || {
+            if let Some(at) = forked {
+                self.tell_inheritance(self.orphans[at].target, Some(pid));
+            }
+        };
+        let (mut agent, fresh) = adopt::adopt(pid, forked.map(|at| &self.orphans[at].uffd), kill, inheritance)?;
+        let seized = agent.seized.take();
+        let agent_thread = agent.thread;
+        self.shared.pause_ns.fetch_max(agent.pause_ns, Relaxed);
+        let system = |error| Error::System { what: "opening the target's page map", error };
+        let pagemap = match Pagemap::open(pid) {
+            Ok(pagemap) => pagemap,
+            Err(error) => {
+                agent.seized = seized;
+                let _ = agent.leave();
+                return Err(system(error));
+            }
+        };
+        let staging = agent.staging_and_scratch();
+        let target = match (fresh, forked) {
+            (Some(uffd), _) => {
+                let copy = uffd.borrow().try_clone_to_owned().map_err(system)?;
+                let (reply, answer) = channel();
+                self.send(Command::Add { pid, uffd, agent, reply });
+                let target = answer.recv().map_err(|_| Error::Ended(pid))?;
+                self.uffds.push((target, copy.into()));
+                target
+            }
+            (None, Some(at)) => {
+                let orphan = self.orphans.remove(at);
+                self.send(Command::Equip { target: orphan.target, agent });
+                self.uffds.push((orphan.target, orphan.uffd));
+                orphan.target
+            }
+            (None, None) => return Err(Error::Ended(pid)),
+        };
+        let started = procfs::stat(pid).map_or(0, |stat| stat.started);
+        let process = self.processes.entry(pid).or_insert_with(|| Process::new(started));
+        process.target = Some(target);
+        process.pagemap = Some(pagemap);
+        process.staging = Some(staging);
+        process.seized = seized;
+        process.agent = agent_thread;
+        process.read_at = None;
+        self.tell_managed();
+        Ok(())
+    }
+
+    /// The agent is dying: its process can end, or exec, only after we have taken note.
+    pub(super) fn reap_agent(&mut self, target: TargetId) {
+        let Some(process) = self.processes.values_mut().find(|process| process.target == Some(target)) else { return };
+        let Some(mut seized) = process.seized.take() else { return };
+        let begun = Instant::now();
+        while seized.tend() && begun.elapsed() < REAP_WITHIN {
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    }
+
+    /// The agent is gone. Its address space ended with it, as a rule (exit, exec); if not, it is served on and gets another.
+    pub(super) fn lose_agent(&mut self, target: TargetId) {
+        let Some(at) = self.uffds.iter().position(|(id, _)| *id == target) else { return };
+        let pid = self.processes.iter().find(|(_, process)| process.target == Some(target)).map(|(&pid, _)| pid);
+        if !self.uffds[at].1.is_alive() {
+            return self.end_target(target);
+        }
+        let (_, uffd) = self.uffds.swap_remove(at);
+        if let Some(process) = pid.and_then(|pid| self.processes.get_mut(&pid)) {
+            process.target = None;
+        }
+        self.orphans.push(Orphan::new(target, target, uffd, pid));
+        self.tell_managed();
+    }
+}

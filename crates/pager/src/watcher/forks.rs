@@ -1,0 +1,153 @@
+//! Forked children: whose address space it is, what it has inherited, and when it gets an agent.
+//!
+//! A child is served from its fork on, before it is known which process it is. Until then it is an [`Orphan`].
+
+use std::time::{Duration, Instant};
+
+use spillway_core::{Address, PAGE_BYTES_U64, Span, TargetId};
+
+use super::Watcher;
+use crate::driver::Command;
+use crate::error::Error;
+use crate::procfs::{self, Size};
+use crate::sys::process::share_memory;
+use crate::sys::uffd::Uffd;
+
+/// A forked child that lives longer gets an agent, which keeps its userfaultfd open should this pager die. Most forked
+/// children call exec at once and are never worth it.
+const KEEP_AFTER: Duration = Duration::from_millis(10);
+/// And when one that would not stop is tried again.
+const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);
+/// Measuring private memory may take this share of the time: one part in fifty.
+const PRIVATE_SHARE: u32 = 50;
+/// And comes no sooner than this.
+const PRIVATE_SOONEST: Duration = Duration::from_millis(20);
+
+/// A forked child's address space whose process is not known yet.
+pub(super) struct Orphan {
+    pub(super) target: TargetId,
+    parent: TargetId,
+    pub(super) uffd: Uffd,
+    pub(super) pid: Option<i32>,
+    since: Instant,
+    refused: bool,
+    /// Processes that turned out not to be it.
+    strangers: Vec<i32>,
+}
+
+impl Orphan {
+    pub(super) fn new(target: TargetId, parent: TargetId, uffd: Uffd, pid: Option<i32>) -> Self {
+        Self { target, parent, uffd, pid, since: Instant::now(), refused: false, strangers: Vec::new() }
+    }
+}
+
+impl Watcher {
+    /// Finds out what a forked child has of its parent's memory, from the child's own mappings: they are as they were at
+    /// the fork, and only the child itself can change them. No event tells of MADV_DONTFORK and MADV_WIPEONFORK.
+    pub(super) fn tell_inheritance(&self, target: TargetId, pid: Option<i32>) {
+        let registered = |pid| procfs::mappings_with_flag(pid, &["um"]);
+        let has = pid.map(registered).unwrap_or_default();
+        if has.is_empty() {
+            // Not the child: thread ids of another pid namespace mean nothing here. The parent's mappings must do.
+            return self.tell_inheritance_from_parent(target);
+        }
+        let wiped = pid.map(|pid| procfs::mappings_with_flag(pid, &["wf"])).unwrap_or_default();
+        let spans = |marked: Vec<(Span, String)>| marked.into_iter().map(|(span, _)| span).collect();
+        self.send(Command::Inherit { target, wiped: spans(wiped), has: spans(has) });
+    }
+
+    fn tell_inheritance_from_parent(&self, target: TargetId) {
+        let parent = self.orphans.iter().find(|orphan| orphan.target == target).map(|orphan| orphan.parent);
+        let process = self.processes.iter().find(|(_, process)| parent.is_some() && process.target == parent);
+        let marked = process.map(|(&pid, _)| procfs::mappings_with_flag(pid, &["dc", "wf", "um"])).unwrap_or_default();
+        let with = |flag: &str| marked.iter().filter(|(_, carried)| carried == flag).map(|(span, _)| *span).collect();
+        let everything = Span { start: Address(0), end: Address(!(PAGE_BYTES_U64 - 1)) };
+        let has = if process.is_some() { [with("um"), with("wf")].concat() } else { vec![everything] };
+        self.send(Command::Inherit { target, wiped: with("wf"), has });
+    }
+
+    pub(super) fn tell_inheritances(&self) {
+        self.orphans.iter().for_each(|orphan| self.tell_inheritance(orphan.target, orphan.pid));
+    }
+
+    /// A child of a managed parent that appeared after a fork, and is the only one that can be meant.
+    pub(super) fn match_orphans(&mut self) {
+        for at in 0..self.orphans.len() {
+            if self.orphans[at].pid.is_some() {
+                continue;
+            }
+            let parent = self.orphans[at].parent;
+            let parent = self.processes.iter().find(|(_, p)| p.target == Some(parent)).map(|(&pid, _)| pid);
+            let rivals = self.orphans.iter().filter(|o| o.pid.is_none()).count();
+            let Some(parent) = parent.filter(|_| rivals == 1) else { continue };
+            let taken = |pid: &i32| self.orphans.iter().any(|orphan| orphan.pid == Some(*pid));
+            let mut children = procfs::children(parent).unwrap_or_default();
+            let strangers = &self.orphans[at].strangers;
+            children.retain(|pid| {
+                !taken(pid)
+                    && !strangers.contains(pid)
+                    && !share_memory(*pid, parent)
+                    && procfs::has_registered_memory(*pid)
+            });
+            if let [pid] = children[..] {
+                self.orphans[at].pid = Some(pid);
+            }
+        }
+    }
+
+    /// Forked children that stay get an agent.
+    pub(super) fn keep_orphans(&mut self) {
+        let due = |orphan: &Orphan| orphan.pid.is_some() && !orphan.refused && orphan.since.elapsed() >= KEEP_AFTER;
+        while let Some(at) = self.orphans.iter().position(due) {
+            let Some(pid) = self.orphans[at].pid else { return };
+            let target = self.orphans[at].target;
+            let adopted = self.adopt(pid, Some(at));
+            let Some(orphan) = self.orphans.iter_mut().find(|orphan| orphan.target == target) else {
+                self.processes.entry(pid).and_modify(|process| process.kept_only = true);
+                continue;
+            };
+            match adopted {
+                // Not the one that it was taken for, or it ended: the right one may yet be found.
+                Err(Error::OtherMemory(_) | Error::Ended(_) | Error::NoSuchProcess(_)) => {
+                    orphan.pid = None;
+                    orphan.strangers.push(pid);
+                }
+                // It may be in a fault that waits for what it has inherited to be told.
+                Err(Error::DidNotStop(_)) => {
+                    orphan.since = Instant::now() + TRY_AGAIN_AFTER;
+                    self.tell_inheritance(target, Some(pid));
+                }
+                _ => orphan.refused = true,
+            }
+        }
+    }
+
+    /// A kept child is managed in full once most of its memory is its own: before, evicting it would only copy what its
+    /// parent has.
+    pub(super) fn promote(&mut self, pid: i32, size: Size) {
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        if process.private_at.is_some_and(|at| at.elapsed() < process.private_wait) {
+            return;
+        }
+        let begun = Instant::now();
+        let private = procfs::private_pages(pid).unwrap_or(0);
+        process.private_wait = (begun.elapsed() * PRIVATE_SHARE).max(PRIVATE_SOONEST);
+        process.private_at = Some(begun);
+        if private * 2 > size.anonymous_pages {
+            process.kept_only = false;
+            self.read_mappings(pid);
+            self.find_resident(pid);
+        }
+    }
+
+    /// Forked address spaces end without a word: ask.
+    pub(super) fn bury_orphans(&mut self) {
+        let dead: Vec<TargetId> =
+            self.orphans.iter().filter(|orphan| !orphan.uffd.is_alive()).map(|orphan| orphan.target).collect();
+        for target in dead {
+            self.orphans.retain(|orphan| orphan.target != target);
+            self.send(Command::Ended { target });
+            self.tell_managed();
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! When the watcher looks, and what it does at each look.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use super::Watcher;
+use crate::procfs;
+use crate::sys::ptrace::let_go_of_left;
+
+/// The shortest time between two looks: what a program can touch meanwhile, at 4 GiB/s, is 4 MiB.
+pub(super) const LOOK_SOONEST: Duration = Duration::from_millis(1);
+/// The longest, while nothing changes.
+pub(super) const LOOK_LATEST: Duration = Duration::from_millis(20);
+/// How often while the fault thread is in the idle class: each look, on whichever CPU, may drive the faulting thread away
+/// from it.
+const LOOK_WHILE_IDLE: Duration = Duration::from_millis(8);
+/// How long nothing must have changed for that: who maps memory, maps more.
+const QUIET_AFTER: Duration = Duration::from_millis(300);
+/// How often the process tree is walked,
+const TREE_EVERY: Duration = Duration::from_millis(10);
+/// and how often when it has just changed.
+const YOUNG_TREE_EVERY: Duration = Duration::from_millis(2);
+/// How long a tree counts as just changed.
+const TREE_YOUNG_FOR: Duration = Duration::from_millis(500);
+/// How often mappings are read even when nothing seems to have changed.
+const MAPS_EVERY: Duration = Duration::from_secs(1);
+/// Pages that memory may grow by, unexplained, before mappings are read again: 1 MiB.
+const GROWTH_PAGES: u64 = 256;
+/// What a program can touch in a second, in pages: 8 GiB.
+const TOUCH_PAGES_PER_S: u64 = 1 << 21;
+
+impl Watcher {
+    /// One look at everything; returns how long until the next.
+    pub(super) fn look(&mut self) -> Duration {
+        let now = Instant::now();
+        let young = self.tree_changed_at.is_some_and(|at| now - at < TREE_YOUNG_FOR);
+        let tree_every = if young { YOUNG_TREE_EVERY } else { TREE_EVERY };
+        if self.tree_at.is_none_or(|at| now - at >= tree_every) {
+            self.tree_at = Some(now);
+            self.walk_tree();
+            self.bury_orphans();
+        }
+        let pids: Vec<i32> = self.processes.keys().copied().collect();
+        let (mut unmanaged_pages, mut changed) = (0, false);
+        for pid in pids {
+            let Ok(size) = procfs::size(pid) else {
+                self.forget(pid);
+                continue;
+            };
+            let Some(process) = self.processes.get_mut(&pid) else { continue };
+            process.tend_agent(pid);
+            if process.kept_only {
+                self.promote(pid, size);
+                continue;
+            }
+            if process.target.is_none() {
+                unmanaged_pages += size.anonymous_pages;
+                continue;
+            }
+            let grown = size.anonymous_pages > process.seen.anonymous_pages + GROWTH_PAGES;
+            let due = process.read_at.is_none_or(|at| now - at >= MAPS_EVERY);
+            let rested = self.maps_rest_until.is_none_or(|until| now >= until);
+            if rested && (due || grown || size.total_pages != process.seen.total_pages) {
+                changed = true;
+                self.read_mappings(pid);
+            } else if size.anonymous_pages < process.seen.anonymous_pages {
+                // It shrank by eviction: growth is measured from here.
+                self.processes.entry(pid).and_modify(|process| process.seen.anonymous_pages = size.anonymous_pages);
+            }
+        }
+        self.keep_orphans();
+        let_go_of_left();
+        changed |= self.adopt_the_grown(unmanaged_pages);
+        self.settle_removals();
+        let agents = self.processes.iter().map(|(pid, process)| (*pid, process.agent)).filter(|(_, agent)| *agent != 0);
+        self.watchdog.look(now, &self.shared, agents);
+        if changed {
+            self.changed_at = Some(now);
+        }
+        self.next_look(unmanaged_pages, changed)
+    }
+
+    /// Soon while something changes, or while what is left of the budget could be touched soon.
+    fn next_look(&self, unmanaged_pages: u64, changed: bool) -> Duration {
+        if changed || self.removals.are_waiting() {
+            return LOOK_SOONEST;
+        }
+        let idle = self.shared.idle.load(Relaxed);
+        let quiet = self.changed_at.is_none_or(|at| at.elapsed() >= QUIET_AFTER);
+        let room = self.adoption_threshold().saturating_sub(unmanaged_pages);
+        let budget_room = self
+            .shared
+            .numbers
+            .budget_pages
+            .load(Relaxed)
+            .saturating_sub(self.shared.numbers.local_pages.load(Relaxed));
+        let managed = self.processes.values().any(|process| process.target.is_some());
+        let pages = if managed { budget_room.max(GROWTH_PAGES) } else { room };
+        let reach = Duration::from_micros(pages.saturating_mul(1_000_000) / TOUCH_PAGES_PER_S / 2);
+        let young = self.tree_changed_at.is_some_and(|at| at.elapsed() < TREE_YOUNG_FOR);
+        if idle && managed {
+            return if quiet { LOOK_WHILE_IDLE } else { LOOK_SOONEST };
+        }
+        reach.clamp(LOOK_SOONEST, if young { YOUNG_TREE_EVERY } else { LOOK_LATEST })
+    }
+}

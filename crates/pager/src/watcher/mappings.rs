@@ -1,0 +1,88 @@
+//! What a process has mapped: registered, and searched for resident pages.
+
+use std::sync::mpsc::channel;
+use std::time::Instant;
+
+use spillway_core::{Address, Span};
+
+use super::Watcher;
+use super::process::Process;
+use crate::driver::Command;
+use crate::procfs::{self, Mapping, Size};
+use crate::sys::process::robust_list;
+
+/// Reading mappings may take this share of the watcher's time: one part in twenty.
+const MAPS_SHARE: u32 = 20;
+/// How often mappings are read in a row while they change.
+const READINGS_MAX: u32 = 4;
+/// How far before its robust list a thread's descriptor may begin, with its thread id in it: 0x2e0 bytes in glibc 2.36.
+const DESCRIPTOR_BYTES: u64 = 0x300;
+
+impl Watcher {
+    /// Registers what is new in a process, and tells the fault thread which pages of it are resident.
+    pub(super) fn read_mappings(&mut self, pid: i32) {
+        let begun = Instant::now();
+        let Some(&Process { target: Some(target), staging, .. }) = self.processes.get(&pid) else { return };
+        let (mut size, mut new) = (Size::default(), Vec::new());
+        for _ in 0..READINGS_MAX {
+            size = procfs::size(pid).unwrap_or_default();
+            let Ok(mappings) = procfs::mappings(pid) else { return };
+            let spans = manageable(&mappings, staging);
+            let (reply, answer) = channel();
+            self.send(Command::Register { target, spans, reply });
+            let Ok(registered) = answer.recv() else { return };
+            let none = registered.is_empty();
+            new.extend(registered);
+            // Of a mapping that grew meanwhile a part is registered: two mappings to the kernel, and `mremap` takes only one.
+            if none || procfs::size(pid).is_ok_and(|now| now.total_pages == size.total_pages) {
+                break;
+            }
+        }
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        if let Some(pagemap) = &process.pagemap {
+            for span in new {
+                let mut found = Vec::new();
+                // A process that is gone has nothing to be found.
+                let _ = pagemap.populated(span, |span| found.push(span));
+                if !found.is_empty() {
+                    let _ = self.commands.send(Command::Found { target, spans: found });
+                    self.bell.ring();
+                }
+            }
+        }
+        let _ = self.commands.send(Command::Scanned { target });
+        // A thread that ends cannot wait for a fault: what the kernel reads and clears of it then must be there.
+        let threads = procfs::threads(pid).unwrap_or_default();
+        let lists = threads.iter().filter_map(|&thread| robust_list(thread));
+        let addresses = lists.flat_map(|head| [Address(head.0.saturating_sub(DESCRIPTOR_BYTES)), head]).collect();
+        let _ = self.commands.send(Command::Keep { target, addresses });
+        process.seen = size;
+        process.read_at = Some(begun);
+        self.maps_rest_until = Some(Instant::now() + begun.elapsed() * MAPS_SHARE);
+    }
+
+    /// Tells the fault thread which pages are resident in regions that a child has from its parent.
+    pub(super) fn find_resident(&mut self, pid: i32) {
+        let Some(&Process { target: Some(target), staging, .. }) = self.processes.get(&pid) else { return };
+        let Ok(mappings) = procfs::mappings(pid) else { return };
+        let (reply, begun) = channel();
+        self.send(Command::Register { target, spans: Vec::new(), reply });
+        if begun.recv().is_err() {
+            return;
+        }
+        let Some(pagemap) = self.processes.get(&pid).and_then(|process| process.pagemap.as_ref()) else { return };
+        let mut found = Vec::new();
+        for span in manageable(&mappings, staging) {
+            // A process that is gone has nothing to be found.
+            let _ = pagemap.populated(span, |span| found.push(span));
+        }
+        self.send(Command::Found { target, spans: found });
+        self.send(Command::Scanned { target });
+    }
+}
+
+/// What may be registered: not our own mapping.
+fn manageable(mappings: &[Mapping], staging: Option<Span>) -> Vec<Span> {
+    let spans = mappings.iter().filter(|mapping| mapping.is_manageable()).map(|mapping| mapping.span);
+    spans.filter(|span| staging.is_none_or(|staging| span.intersect(staging).is_none())).collect()
+}

@@ -1,0 +1,82 @@
+//! What is known of one process.
+
+use std::time::{Duration, Instant};
+
+use spillway_core::{Span, TargetId};
+
+use crate::adopt;
+use crate::procfs::{self, Size};
+use crate::sys::pagemap::Pagemap;
+use crate::sys::ptrace::Seized;
+
+/// How often it is looked whether a debugger traces a target.
+const TRACER_EVERY: Duration = Duration::from_millis(100);
+
+/// What is known of a process.
+pub(super) struct Process {
+    pub(super) started: u64,
+    pub(super) target: Option<TargetId>,
+    pub(super) pagemap: Option<Pagemap>,
+    /// Its agent's thread,
+    pub(super) agent: i32,
+    /// where that is kept seized,
+    pub(super) seized: Option<Seized>,
+    /// and when it was last looked whether someone else traces the process.
+    tracer_at: Option<Instant>,
+    /// Our own mapping in it that looks like any other.
+    pub(super) staging: Option<Span>,
+    /// At the last reading of its mappings.
+    pub(super) seen: Size,
+    pub(super) read_at: Option<Instant>,
+    /// Adoption failed; not tried again.
+    pub(super) refused: bool,
+    /// A forked child that has an agent only so that its userfaultfd outlives us: its memory is still its parent's.
+    pub(super) kept_only: bool,
+    /// When its private memory was last measured, and how long to wait for the next time.
+    pub(super) private_at: Option<Instant>,
+    pub(super) private_wait: Duration,
+}
+
+impl Process {
+    pub(super) fn new(started: u64) -> Self {
+        Self {
+            started,
+            target: None,
+            pagemap: None,
+            agent: 0,
+            seized: None,
+            tracer_at: None,
+            staging: None,
+            seen: Size::default(),
+            read_at: None,
+            refused: false,
+            kept_only: false,
+            private_at: None,
+            private_wait: Duration::ZERO,
+        }
+    }
+
+    /// Keeps a seized agent running, and lets go of it while a debugger traces the process: one that finds a thread which it
+    /// cannot have tries again for ever.
+    pub(super) fn tend_agent(&mut self, pid: i32) {
+        if let Some(seized) = &mut self.seized {
+            seized.tend();
+        }
+        if self.target.is_none() || self.agent == 0 || self.tracer_at.is_some_and(|at| at.elapsed() < TRACER_EVERY) {
+            return;
+        }
+        let traced = procfs::status_field(pid, "TracerPid").is_some_and(|tracer| tracer != "0");
+        match (&mut self.seized, traced) {
+            (Some(seized), true) => {
+                // Stopped and dropped: that detaches. A failure means that it is dying.
+                let _ = seized.stop();
+                self.seized = None;
+            }
+            (None, false) if self.tracer_at.is_some() && adopt::keeps_seized() => {
+                self.seized = Seized::new(self.agent, true).ok();
+            }
+            _ => {}
+        }
+        self.tracer_at = Some(Instant::now());
+    }
+}

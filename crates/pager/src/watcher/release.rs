@@ -1,0 +1,66 @@
+//! Bringing everything home, and leaving.
+
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::Instant;
+
+use super::looks::LOOK_LATEST;
+use super::{Departure, Request, Watcher};
+use crate::driver::{Command, Homeward};
+use crate::error::Error;
+
+impl Watcher {
+    pub(super) fn release(&mut self, reply: &Sender<Departure>) {
+        let (homeward, answer) = channel();
+        self.tell_inheritances();
+        self.send(Command::Release { reply: homeward });
+        let mut heard_at = Instant::now();
+        loop {
+            if heard_at.elapsed() >= LOOK_LATEST {
+                self.hear_while_releasing();
+                heard_at = Instant::now();
+            }
+            let step = match answer.recv_timeout(LOOK_LATEST) {
+                Ok(step) => step,
+                Err(RecvTimeoutError::Timeout) => continue,
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
+            match step {
+                Homeward::Left(pages) => {
+                    let _ = reply.send(Departure::Left(pages));
+                }
+                Homeward::NoRoom(pages) => {
+                    let _ = reply.send(Departure::Done(Err(Error::NoRoomAtHome { pages })));
+                    return;
+                }
+                Homeward::Done(agents) => {
+                    let processes = &mut self.processes;
+                    let left = agents.into_iter().map(|mut agent| {
+                        agent.seized = processes.get_mut(&agent.pid).and_then(|process| process.seized.take());
+                        agent.leave()
+                    });
+                    let left = left.filter(|left| !matches!(left, Err(Error::Ended(_))));
+                    let result = left.collect::<Result<(), Error>>();
+                    self.ended = true;
+                    self.processes.clear();
+                    self.orphans.clear();
+                    self.uffds.clear();
+                    self.tell_managed();
+                    let _ = reply.send(Departure::Done(result));
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Targets fork and end while their pages come home, and a child's pages come only once it is known what it inherits.
+    fn hear_while_releasing(&mut self) {
+        while let Ok(request) = self.requests.try_recv() {
+            match request {
+                Request::Report(report) => self.take_note(report),
+                other => self.postponed.push(other),
+            }
+        }
+        self.tell_inheritances();
+        self.bury_orphans();
+    }
+}
