@@ -6,6 +6,8 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::AtomicI32;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 
 use spillway_core::evict::Bytes;
@@ -18,6 +20,7 @@ use super::buffers::{Aligned, Buffers};
 use crate::sys::agent::BATCH_PAGES;
 use crate::sys::fd::Bell;
 use crate::sys::process::{read_memory, read_pages};
+use crate::sys::sched::thread_id;
 
 /// Fewer pages than this are read sooner than another CPU wakes up.
 const WORTH_PAGES: usize = 32;
@@ -65,6 +68,8 @@ enum Place {
 
 /// See the module's documentation.
 pub(super) struct Reader {
+    /// The thread's id, once it runs.
+    thread: Arc<AtomicI32>,
     jobs: SyncSender<Job>,
     done: Receiver<Job>,
     place: Place,
@@ -79,7 +84,10 @@ impl Reader {
     pub(super) fn new(hash: Option<PageHash>, bell: Arc<Bell>) -> Self {
         let (jobs, to_do) = sync_channel::<Job>(1);
         let (ready, done) = sync_channel(1);
+        let thread = Arc::new(AtomicI32::new(0));
+        let its = Arc::clone(&thread);
         let work = move || {
+            its.store(thread_id(), Relaxed);
             for mut job in to_do {
                 job.run();
                 if ready.send(job).is_err() {
@@ -92,7 +100,12 @@ impl Reader {
         let _ = std::thread::Builder::new().name("reader".into()).spawn(work);
         let job = Job { pid: 0, staging: Address(0), items: Vec::with_capacity(BATCH_PAGES), hash };
         let order = Vec::with_capacity(BATCH_PAGES);
-        Self { jobs, done, place: Place::Spare(job), staging: (0, Address(0)), order }
+        Self { thread, jobs, done, place: Place::Spare(job), staging: (0, Address(0)), order }
+    }
+
+    /// The other thread; 0 when there is none.
+    pub(super) fn thread(&self) -> i32 {
+        self.thread.load(Relaxed)
     }
 
     /// Whether pages are being read. Nothing may be captured meanwhile, nor staging dropped, nor a buffer taken.
