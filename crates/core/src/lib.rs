@@ -15,6 +15,7 @@ pub mod size;
 pub mod streams;
 pub mod table;
 pub mod time;
+pub mod trend;
 pub mod units;
 pub mod window;
 

@@ -19,6 +19,7 @@ use crate::reach::Reach;
 use crate::regions::{Region, Regions};
 use crate::streams::{BLOCK_PAGES_MAX, Streams};
 use crate::table::{Hand, Table};
+use crate::trend::Trend;
 use crate::units::{Address, PageIndex, TargetId};
 
 /// How much may be local.
@@ -192,6 +193,7 @@ pub struct Pager {
     pub(crate) regions: Regions,
     pub(crate) table: Table,
     pub(crate) streams: Vec<Streams>,
+    pub(crate) trends: Vec<Trend>,
     pub(crate) replacement: Replacement,
     home_hand: Hand,
     clean_hand: Hand,
@@ -227,6 +229,7 @@ impl Pager {
             regions: Regions::default(),
             table: Table::default(),
             streams: Vec::new(),
+            trends: Vec::new(),
             replacement: Replacement::new(BATCH_PAGES_MAX),
             home_hand: Hand::default(),
             clean_hand: Hand::default(),
@@ -255,6 +258,7 @@ impl Pager {
     /// A new address space.
     pub fn add_target(&mut self) -> TargetId {
         self.streams.push(Streams::default());
+        self.trends.push(Trend::default());
         self.replacement.add_target();
         TargetId(u32::try_from(self.streams.len() - 1).expect("fewer processes than 2^32"))
     }
@@ -443,7 +447,7 @@ impl Pager {
     pub fn ahead(&mut self) -> Option<Plan> {
         let Ahead { region, reach, next, room } = self.ahead.take()?;
         let comes = |index: &u64| self.comes(PageIndex(*index), &reach);
-        let from = (next..reach.pages.end).find(comes)?;
+        let Some(from) = (next..reach.pages.end).find(comes) else { return self.stride_ahead(region, reach, room) };
         let most = reach.pages.end.min(from + room.min(BLOCK_PAGES_MAX));
         let end = (from..most).find(|index| !comes(index)).unwrap_or(most);
         if end == from {
@@ -452,6 +456,21 @@ impl Pager {
         let fetch = self.fetch(&region, from..end, 0);
         self.ahead = Some(Ahead { region, reach, next: end, room: room - (end - from) });
         Some(fetch)
+    }
+
+    /// The same, along a stride.
+    fn stride_ahead(&mut self, region: Region, mut reach: Reach, room: u64) -> Option<Plan> {
+        if room == 0 {
+            return None;
+        }
+        while let Some(page) = reach.next_in_stride(&region) {
+            if self.comes(page, &reach) {
+                let fetch = self.fetch(&region, page.0..page.0 + 1, 0);
+                self.ahead = Some(Ahead { region, next: reach.pages.end, reach, room: room - 1 });
+                return Some(fetch);
+            }
+        }
+        None
     }
 
     /// Whether `page` is to be fetched along with others.

@@ -16,6 +16,7 @@ use crate::pager::Pager;
 use crate::policy::Block;
 use crate::regions::Region;
 use crate::streams::BLOCK_PAGES_MAX;
+use crate::trend::Stride;
 use crate::units::{PageIndex, TargetId};
 
 const _: () = assert!(AREA_PAGES as u64 == BLOCK_PAGES_MAX);
@@ -24,17 +25,43 @@ const _: () = assert!(AREA_PAGES as u64 == BLOCK_PAGES_MAX);
 /// chunk of 2 MiB that has gone bad two or three pages left behind in vain are enough to know.
 pub(crate) const PROBE_ONE_OF: u64 = 16;
 
-/// What a fetch may bring: table indexes, and one among them that stays.
+/// What a fetch may bring: table indexes, one among them that stays, and then pages along a stride.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reach {
     pub(crate) pages: Range<u64>,
     pub(crate) without: Option<PageIndex>,
+    stride: Option<Stride>,
+    /// The page before the stride's next.
+    from: u64,
 }
 
 impl Reach {
     /// Nothing but `page`.
     fn only(page: PageIndex) -> Self {
-        Self { pages: page.0..page.0 + 1, without: None }
+        Self::of(page, page.0..page.0 + 1)
+    }
+
+    /// `pages`, for a fault at `page`.
+    fn of(page: PageIndex, pages: Range<u64>) -> Self {
+        Self { pages, without: None, stride: None, from: page.0 }
+    }
+
+    /// Only as many pages as there is room for: of the block, the half that `page` is in, and the half of that.
+    fn fit(&mut self, page: PageIndex, room: u64) {
+        let mut half = BLOCK_PAGES_MAX;
+        while self.pages.end - self.pages.start > room {
+            half /= 2;
+            let first = page.0 / half * half;
+            self.pages = self.pages.start.max(first)..self.pages.end.min(first + half);
+        }
+    }
+
+    /// The next page along the stride; none when it ends, or leaves `region`.
+    pub(crate) fn next_in_stride(&mut self, region: &Region) -> Option<PageIndex> {
+        let stride = self.stride.as_mut().filter(|stride| stride.pages > 0)?;
+        stride.pages -= 1;
+        self.from = self.from.checked_add_signed(stride.distance)?;
+        Some(PageIndex(self.from)).filter(|page| region.address_of(*page).is_some())
     }
 }
 
@@ -69,28 +96,47 @@ impl Pager {
         if longest == 1 || self.table.get(page).is_stuck() {
             return Reach::only(page);
         }
-        let elastic = self.replacement.settings().block == Block::Elastic;
+        if self.replacement.settings().block != Block::Elastic {
+            let mut block = self.block_to_fetch(target, region, page, true);
+            block.fit(page, room);
+            return block;
+        }
         let rest = region.first.0 + region.span.pages() - page.0;
-        let ahead = if elastic { self.stream(target, page, longest.min(rest).min(room)) } else { 1 };
-        let mut reach = self.block_to_fetch(target, region, page, ahead == 1);
+        let (ahead, stride) = self.trend_of(target, page, longest.min(rest).min(room));
+        let mut reach = self.block_to_fetch(target, region, page, ahead == 1 && stride.is_none());
         reach.pages.end = reach.pages.end.max(page.0 + ahead);
-        if reach.pages.end - reach.pages.start > room {
-            return Reach { pages: page.0..page.0 + ahead, without: None };
+        match stride {
+            // Backwards page by page: one copy does.
+            Some(Stride { distance: -1, pages }) => {
+                let first = page.0.saturating_sub(pages).max(region.first.0);
+                reach.pages.start = reach.pages.start.min(first);
+            }
+            _ => reach.stride = stride,
         }
-        if elastic {
-            self.streams[target.0 as usize].moved(page, reach.pages.end - page.0);
-        }
+        reach.fit(page, room);
+        self.streams[target.0 as usize].reaches(reach.pages.end);
         reach
     }
 
-    /// How many pages the stream of a fault at `page` suggests.
-    fn stream(&mut self, target: TargetId, page: PageIndex, longest: u64) -> u64 {
-        let streams = &mut self.streams[target.0 as usize];
-        let pages = streams.suggest(page, longest);
-        let (others, used) = streams.expect(pages - 1);
-        self.counters.sampled_pages += others;
-        self.counters.sampled_used_pages += used;
-        pages
+    /// How many pages the stream of a fault at `page` suggests, or else the stride that it belongs to.
+    fn trend_of(&mut self, target: TargetId, page: PageIndex, longest: u64) -> (u64, Option<Stride>) {
+        let (streams, trend) = (&mut self.streams[target.0 as usize], &mut self.trends[target.0 as usize]);
+        let mut pages = streams.suggest(page, longest);
+        let mut stride = None;
+        if streams.is_exact() {
+            trend.streams(page);
+        } else {
+            stride = trend.fault(page);
+            if stride.is_some() {
+                streams.moved(page, 1);
+                pages = 1;
+            }
+        }
+        for (others, used) in [streams.learnt(), trend.learnt()] {
+            self.counters.sampled_pages += others;
+            self.counters.sampled_used_pages += used;
+        }
+        (pages, stride)
     }
 
     /// The block of `page`, stretched if it is to be, or `page` alone; with a page left out, by lot, if there `may` be one.
@@ -115,7 +161,7 @@ impl Pager {
             return Reach::only(page);
         }
         let without = if may { self.left_out(page, &pages) } else { None };
-        Reach { pages, without }
+        Reach { without, ..Reach::of(page, pages) }
     }
 
     /// A page of `pages` that could come along with `page` and is to stay; none most of the time.

@@ -32,12 +32,14 @@ pub struct Streams {
     accuracy: Accuracy,
     /// What was last learnt of that: pages, and used ones.
     learnt: (u64, u64),
+    /// The last fault was where a stream went on, to the page.
+    exact: bool,
 }
 
 impl Default for Streams {
     fn default() -> Self {
         let none = Stream { next: PageIndex(u64::MAX), pages: 1, owed: 0, faults: 0 };
-        Self { all: [none; STREAMS], accuracy: Accuracy::default(), learnt: (0, 0) }
+        Self { all: [none; STREAMS], accuracy: Accuracy::default(), learnt: (0, 0), exact: false }
     }
 }
 
@@ -54,24 +56,33 @@ impl Streams {
         let used = if found.is_some() { before.owed } else { 0 };
         self.accuracy.learn(before.owed, used);
         self.learnt = (before.owed, used);
+        self.exact = before.next == page;
         let faults = found.map_or(1, |_| before.faults.saturating_add(1));
         let believed = faults > 1 && (faults > 2 || !self.accuracy.is_poor());
         let pages = if believed { (before.pages * 2).min(longest) } else { 1 };
         self.all[..=position].rotate_right(1);
-        self.all[0] = Stream { next: page.plus(pages), pages, owed: 0, faults };
+        self.all[0] = Stream { next: page.plus(pages), pages, owed: pages - 1, faults };
         pages
     }
 
-    /// So many pages come ahead for the fault that [`Streams::suggest`] was last asked about. Returns what was learnt then of
-    /// those that came before: how many, and how many were used.
-    pub fn expect(&mut self, pages: u64) -> (u64, u64) {
-        self.all[0].owed = pages;
+    /// Whether the fault that [`Streams::suggest`] was last asked about is where a stream goes on, to the page.
+    pub fn is_exact(&self) -> bool {
+        self.exact
+    }
+
+    /// What was learnt by that fault of pages that had come ahead: how many, and how many of them were used.
+    pub fn learnt(&mut self) -> (u64, u64) {
         std::mem::take(&mut self.learnt)
     }
 
-    /// The fault at `page` moved `pages`, fewer or more than suggested: the stream goes on behind them.
+    /// The fault at `page` moved `pages`, not what was suggested, and nothing is owed for them: the stream goes on behind.
     pub fn moved(&mut self, page: PageIndex, pages: u64) {
-        self.all[0].next = page.plus(pages.max(1));
+        (self.all[0].next, self.all[0].owed) = (page.plus(pages.max(1)), 0);
+    }
+
+    /// More came for that fault than was suggested: the stream goes on at `next`.
+    pub fn reaches(&mut self, next: u64) {
+        self.all[0].next = PageIndex(next);
     }
 }
 
@@ -157,7 +168,7 @@ mod tests {
         for pair in 0..200 {
             for page in [PageIndex(pair * 1000), PageIndex(pair * 1000 + 1)] {
                 let pages = streams.suggest(page, BLOCK_PAGES_MAX);
-                let (more, of_them) = streams.expect(pages - 1);
+                let (more, of_them) = streams.learnt();
                 (others, used) = (others + more, used + of_them);
                 ahead.push(pages - 1);
             }
