@@ -148,14 +148,18 @@ impl Pager {
         if is_local(area, &block) {
             return Reach::only(page);
         }
-        let comes_whole = block.len() > 1 && (setting != Block::Elastic || *accuracy >= enough);
+        let is_worth_it = setting != Block::Elastic || *accuracy >= enough;
+        let comes_whole = block.len() > 1 && is_worth_it;
         let stretched = if setting == Block::Elastic { stretch(area, &block, &within) } else { None };
         let start = page.0 - at(page) as u64;
         let first = block.start.max(within.start);
         let pages = start + first as u64..start + block.end.min(within.end) as u64;
         if let Some(buddy) = stretched {
             self.counters.stretches += 1;
-            self.freshen(target, start, &buddy);
+            // Where pages come alone, they also leave alone: a second chance for half of all pages would only scatter victims.
+            if is_worth_it {
+                self.freshen(target, start, &buddy);
+            }
         }
         if !comes_whole {
             return Reach::only(page);
