@@ -40,7 +40,7 @@ def test_a_tiny_comparison_is_recorded(processes, spillway, tmp_path):
 
 @pytest.mark.parametrize("pool", ["local:", "emulated:?delay=4us&serialize=1"])
 def test_blocks_of_every_size_give_right_bytes(processes, spillway, build, pool):
-    target = Program(processes, [build("fill"), 48], spillway, "24M", "--pool", pool).ready()
+    target = Program(processes, [build("fill"), 48], spillway, "24M", ["--pool", pool]).ready()
     for block in ["64k", "elastic", "4k", "16k", "elastic", "8k", "32k", "elastic"]:
         done = spillway.cli("set", target.pid, f"block={block}")
         assert (done.returncode, done.stderr) == (0, ""), done

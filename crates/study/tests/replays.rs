@@ -79,17 +79,18 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
     #[test]
     fn nothing_beats_the_optimum_and_budgets_hold(
-        seed in 1_u64.., pages in 100_u64..400, local in 64_u64..300, skew in 1_u64..4, demand: bool, block in 0_u32..5,
+        seed in 1_u64.., pages in 100_u64..400, local in 64_u64..300, skew in 1_u64..4, demand: bool, block in 0..Block::ALL.len(),
         policy in 0..Kind::ALL.len(),
     ) {
         let pick = |x: u64| (0..skew).fold(pages, |below, i| (x >> (12 * i)) % below.max(1) + 1) - 1;
         let all = references(random(seed).map(pick).take(4000), true, 500);
         let scheme = if demand { Scheme::OnDemand } else { Scheme::PreEvict };
-        let done = with_policy(&all, local, Kind::ALL[policy], scheme, 1 << block);
+        let done = with_policy(&all, local, Kind::ALL[policy], scheme, Block::ALL[block]);
         let best = optimum(&all, local);
         prop_assert!(done.fetched_pages + done.refaults >= best.misses, "{done:?} against {best:?}");
         prop_assert!(done.local_peak_pages <= local, "{done:?}");
         prop_assert!(done.first.faults <= best.first_touches);
+        prop_assert!(done.prefetched_used_pages <= done.prefetched_pages, "{done:?}");
         if all.peak_pages() + 2 * local.max(64) <= local {
             prop_assert_eq!(done.missed.faults, 0);
         }
