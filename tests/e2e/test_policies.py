@@ -36,3 +36,32 @@ def test_a_tiny_comparison_is_recorded(processes, spillway, tmp_path):
     # Time, faults, pages fetched: each with a head, and a row for each variant.
     rows = [line for line in record.splitlines() if line.startswith("| ")]
     assert len(rows) == 3 * (1 + len(POLICIES) + 2), record
+
+
+@pytest.mark.parametrize("pool", ["local:", "emulated:?delay=4us&serialize=1"])
+def test_blocks_of_every_size_give_right_bytes(processes, spillway, build, pool):
+    target = Program(processes, [build("fill"), 48], spillway, "24M", ["--pool", pool]).ready()
+    for block in ["64k", "elastic", "4k", "16k", "elastic", "8k", "32k", "elastic"]:
+        done = spillway.cli("set", target.pid, f"block={block}")
+        assert (done.returncode, done.stderr) == (0, ""), done
+        before = spillway.find(target.pid)
+        assert before["block"] == block
+        target.ask("rewrite")
+        after = spillway.find(target.pid)
+        fetched, ahead = (after[key] - before[key] for key in ("fetched_pages", "prefetched_pages"))
+        assert fetched > 0 and (ahead == 0 if block == "4k" else ahead > fetched / 4), (block, fetched, ahead)
+        assert after["local_bytes"] <= 24 * MIB * PEAK_ALLOWANCE, block
+        target.unharmed()
+
+
+def test_a_tiny_comparison_of_blocks_is_recorded(processes, spillway, tmp_path):
+    words = [REPOSITORY / "bench/blocks", "--tiny", "--rounds", 1, "--only", "seq,sqlite", "--pool", "local", "--share", "50"]
+    out = [*words, "--record", "tiny", "--into", tmp_path, "--spillway", spillway.path]
+    run = processes.start(out, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    said, err = run.communicate(timeout=80)
+    assert run.returncode == 0, err
+    record = (tmp_path / "tiny.md").read_text()
+    assert said in record and (tmp_path / "tiny.json").exists()
+    # One of the sequential program; speeds, with a mean; accuracy, faults and pages fetched.
+    rows = [line for line in record.splitlines() if line.startswith("| ")]
+    assert len(rows) == 2 + (1 + 2 + 1) + 3 * (1 + 2), record

@@ -74,7 +74,7 @@ def test_an_exact_trace_shows_what_was_local(spillway, rounds, tmp_path):
     # and checked at last. Where CPUs are busy a sweep may take longer than a window, and some touches do not show.
     seen = references(done) - 2 * 8200
     assert seen > 10_000, done.stderr
-    report = told(spillway.cli("sim", "--json", "--block", "4K", "--policy", "lru,opt", "--local", "6M,10M", trace))
+    report = told(spillway.cli("sim", "--json", "--block", "4k", "--policy", "lru,opt", "--local", "6M,10M", trace))
     assert "windows of 20 ms" in report["faithful"]
     (small, large), (best, _) = cases(report, "lru"), cases(report, "opt")
     # 2000 pages are 7.8 MiB.

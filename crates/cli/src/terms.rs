@@ -10,7 +10,7 @@ pub(crate) struct Terms<'a> {
     pub(crate) local: &'a str,
     /// As for `--pool`.
     pub(crate) pool: &'a str,
-    /// Which pages leave, when and whose.
+    /// Which pages leave, when and whose, and how many move together.
     pub(crate) replacement: Settings,
     /// For the final counters.
     pub(crate) stats: Option<&'a Path>,

@@ -139,3 +139,6 @@ impl Accuracy {
         self.0 = u8::try_from(is + step).unwrap_or(u8::MAX);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -556,7 +556,9 @@ impl Pager {
             && (pages, asked) != (1, 0)
         {
             // Something beside it is in the way, or its mapping ends within the block. The next time it comes alone.
-            self.part(page.plus(asked));
+            if outcome.stop == Some(Stop::Gone) {
+                self.part(page.plus(asked));
+            }
             self.table.update(page.plus(asked), Entry::set_stuck);
             if asked > 0 {
                 return Served::Later;

@@ -90,6 +90,7 @@ proptest! {
         prop_assert!(done.fetched_pages + done.refaults >= best.misses, "{done:?} against {best:?}");
         prop_assert!(done.local_peak_pages <= local, "{done:?}");
         prop_assert!(done.first.faults <= best.first_touches);
+        prop_assert!(done.prefetched_used_pages <= done.prefetched_pages, "{done:?}");
         if all.peak_pages() + 2 * local.max(64) <= local {
             prop_assert_eq!(done.missed.faults, 0);
         }
