@@ -27,16 +27,23 @@ pub struct Run {
 /// What became of a page that was to be captured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Captured {
-    /// It is in this buffer ([`Pager::take_buffer`]).
-    Buffer(BufferIndex),
-    /// It held only zeros, or was not there: nothing is kept.
-    Zero,
+    /// It was moved out, and its bytes go to this buffer ([`Pager::take_buffer`], then [`Pager::read`]).
+    Moved(BufferIndex),
     /// The kernel would not move it (pinned, shared with a forked child, locked, read-only).
     Stuck,
-    /// It was moved out of the target and could not be read: an access must fail loudly.
-    Lost,
     /// It was not tried: the target's mappings were changing.
     Untried,
+}
+
+/// What was read of a page that was moved out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bytes {
+    /// They are in the buffer.
+    Here,
+    /// All are zero, or nothing was there: nothing is kept.
+    Zero,
+    /// They could not be read: an access must fail loudly.
+    Lost,
 }
 
 /// A page on its way to the store.
@@ -145,29 +152,41 @@ impl Pager {
     /// The outcome of capturing `page`.
     pub fn captured(&mut self, page: PageIndex, outcome: Captured) {
         match outcome {
-            Captured::Buffer(buffer) => {
+            Captured::Moved(buffer) => {
                 self.step(page, Step::Capture(buffer));
                 self.set_aside -= 1;
-                self.inactive.push_back(page);
+                self.unread[buffer.0 as usize] = true;
                 self.counters.evicted_pages += 1;
                 self.note_local();
-            }
-            Captured::Zero => {
-                self.step(page, Step::CaptureZero);
-                self.counters.evicted_pages += 1;
-                self.counters.zero_drops += 1;
-                self.tighten();
             }
             Captured::Stuck => {
                 self.table.update(page, Entry::set_stuck);
                 self.stays(page, Refusal::Stuck);
                 self.counters.stuck_pages += 1;
             }
-            Captured::Lost => {
-                self.step(page, Step::CaptureLost);
+            Captured::Untried => self.stays(page, Refusal::Untried),
+        }
+    }
+
+    /// What was read of `page`, which was moved out, for `buffer`. If it came back or was given up meanwhile, that is of no
+    /// interest any more. No buffer may be taken between the move and this: it could be the same.
+    pub fn read(&mut self, page: PageIndex, buffer: BufferIndex, bytes: Bytes) {
+        self.unread[buffer.0 as usize] = false;
+        let entry = self.table.get(page);
+        if entry.state() != State::Inactive || entry.buffer() != Some(buffer) {
+            return;
+        }
+        match bytes {
+            Bytes::Here => self.inactive.push_back(page),
+            Bytes::Zero => {
+                self.step(page, Step::ReadZero);
+                self.counters.zero_drops += 1;
+                self.tighten();
+            }
+            Bytes::Lost => {
+                self.step(page, Step::ReadLost);
                 self.counters.lost_pages += 1;
             }
-            Captured::Untried => self.stays(page, Refusal::Untried),
         }
     }
 
@@ -177,8 +196,9 @@ impl Pager {
         while self.inactive.len() as u64 > kept || self.inactive.len() * 2 > self.inactive.capacity() {
             let page = self.inactive.pop_front()?;
             let entry = self.table.get(page);
-            if entry.state() == State::Inactive {
-                let buffer = entry.buffer().expect("inactive pages have one");
+            let buffer = entry.buffer().filter(|buffer| !self.unread[buffer.0 as usize]);
+            // One that was stolen and captured again comes before its turn, or even before its bytes.
+            if let (State::Inactive, Some(buffer)) = (entry.state(), buffer) {
                 self.step(page, Step::Write);
                 return Some(Write { page, buffer, previous: entry.handle() });
             }

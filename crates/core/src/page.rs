@@ -3,9 +3,9 @@
 //! ```text
 //! Untouched --fill--> Mapped              zeros
 //! Untouched --find--> Mapped              was resident before its region was registered
-//! Mapped    --capture--> Inactive         out of the target, in one of the pager's buffers
-//! Mapped    --capture-zero--> Untouched   all zeros: nothing to keep
-//! Mapped    --capture-lost--> Lost        moved out, and unreadable there
+//! Mapped    --capture--> Inactive         out of the target, in one of the pager's buffers or about to be read into it
+//! Inactive  --read-zero--> Untouched      all zeros: nothing to keep
+//! Inactive  --read-lost--> Lost           unreadable where it was moved to
 //! Inactive  --refault--> Mapped           copied back from the buffer
 //! Inactive  --write--> Writing --written--> Remote
 //! Writing   --refault--> Mapped           stolen; what the write made is kept as the clean copy, or released
@@ -60,10 +60,10 @@ pub enum Step {
     Find,
     /// It was moved out of the target, into this buffer.
     Capture(BufferIndex),
-    /// It was moved out and held only zeros.
-    CaptureZero,
-    /// It was moved out, and its bytes are gone.
-    CaptureLost,
+    /// Its bytes were read, and are all zeros.
+    ReadZero,
+    /// Its bytes could not be read, and are gone.
+    ReadLost,
     /// It was installed from its buffer.
     Refault,
     /// Its write to the store began.
@@ -209,12 +209,12 @@ impl Entry {
             (Mapped, Step::Capture(buffer)) if !old.is_removing() => {
                 Self::UNTOUCHED.with_state(Inactive).with_buffer(buffer).with_handle(old.handle())
             }
-            (Mapped, Step::CaptureZero) => {
-                released.handle = old.handle();
+            (Inactive, Step::ReadZero) => {
+                released = Released { buffer: old.buffer(), handle: old.handle() };
                 Self::UNTOUCHED
             }
-            (Mapped, Step::CaptureLost) => {
-                released.handle = old.handle();
+            (Inactive, Step::ReadLost) => {
+                released = Released { buffer: old.buffer(), handle: old.handle() };
                 Self::LOST
             }
             (Inactive | Writing, Step::Refault) => {
@@ -305,8 +305,8 @@ mod tests {
         Step::Fill,
         Step::Find,
         Step::Capture(BufferIndex(3)),
-        Step::CaptureZero,
-        Step::CaptureLost,
+        Step::ReadZero,
+        Step::ReadLost,
         Step::Refault,
         Step::Write,
         Step::Written(HandleBits::MAX),
@@ -331,8 +331,8 @@ mod tests {
             (Mapped, Step::Fill | Step::Find | Step::RemoveSpared) => Some(Mapped),
             (Mapped, Step::Forgo) => Some(Mapped),
             (Mapped, Step::Capture(_)) => (!entry.is_removing()).then_some(Inactive),
-            (Mapped, Step::CaptureZero) => Some(Untouched),
-            (Mapped, Step::CaptureLost) => Some(Lost),
+            (Inactive, Step::ReadZero) => Some(Untouched),
+            (Inactive, Step::ReadLost) => Some(Lost),
             (Mapped, Step::RemoveDone) => entry.is_removing().then_some(Untouched),
             (Mapped, Step::Remove) => Some(Mapped),
             (Inactive | Writing, Step::Refault) => Some(Mapped),

@@ -186,6 +186,8 @@ pub struct Pager {
     pub(crate) counters: Counters,
     pub(crate) store_full: bool,
     pub(crate) set_aside: u64,
+    /// Of each buffer, whether the bytes of a page that was moved out are still to come.
+    pub(crate) unread: Vec<bool>,
     pub(crate) vacated: Vec<Vacated>,
     /// Pages that must not leave, in order, each target's renewed as a whole.
     pub(crate) kept: Vec<(PageIndex, TargetId)>,
@@ -220,6 +222,7 @@ impl Pager {
             counters: Counters::default(),
             store_full: false,
             set_aside: 0,
+            unread: vec![false; buffers],
             vacated: Vec::new(),
             kept: Vec::new(),
             buffers: config.buffers,

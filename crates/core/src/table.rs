@@ -292,7 +292,7 @@ pub(crate) fn split(page: PageIndex) -> (u64, usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::page::Step;
+    use crate::page::{BufferIndex, Step};
 
     fn map(table: &mut Table, page: u64) {
         table.update(PageIndex(page), |entry| entry.step(Step::Fill)).expect("legal");
@@ -304,7 +304,8 @@ mod tests {
         map(&mut table, 5);
         map(&mut table, 5000);
         assert_eq!((table.mapped(), table.used(), table.slots.len()), (2, 2, 2));
-        table.update(PageIndex(5), |entry| entry.step(Step::CaptureZero)).expect("legal");
+        table.update(PageIndex(5), |entry| entry.step(Step::Capture(BufferIndex(0)))).expect("legal");
+        table.update(PageIndex(5), |entry| entry.step(Step::ReadZero)).expect("legal");
         assert_eq!((table.mapped(), table.used(), table.slots.len()), (1, 1, 1));
         assert_eq!(table.get(PageIndex(5)), Entry::UNTOUCHED);
         assert_eq!(table.get(PageIndex(5000)).state(), State::Mapped);

@@ -1,6 +1,6 @@
 //! Decisions that were wrong once, as the simulator showed.
 
-use spillway_core::evict::{Captured, Run};
+use spillway_core::evict::{Bytes, Captured, Run};
 use spillway_core::page::{HandleBits, State};
 use spillway_core::pager::{Budget, Config, Outcome, Pager, Plan};
 use spillway_core::{Address, PageIndex, Span, TargetId};
@@ -35,7 +35,8 @@ fn captures(pager: &mut Pager, most: u64) -> Vec<Run> {
 /// Captures `page` and gives it to the store.
 fn send_away(pager: &mut Pager, page: PageIndex) {
     let buffer = pager.take_buffer().expect("enough buffers");
-    pager.captured(page, Captured::Buffer(buffer));
+    pager.captured(page, Captured::Moved(buffer));
+    pager.read(page, buffer, Bytes::Here);
     let write = pager.next_write(true).expect("it was just captured");
     pager.written(write, HandleBits::MIN, false);
     assert_eq!(pager.state_of(page), State::Remote);
@@ -77,7 +78,8 @@ fn a_store_that_was_full_is_asked_again() {
     fill(&mut pager, target, span(0, BUDGET_PAGES + 8));
     let buffer = pager.take_buffer().expect("free");
     let page = page_at(&pager, target, 0);
-    pager.captured(page, Captured::Buffer(buffer));
+    pager.captured(page, Captured::Moved(buffer));
+    pager.read(page, buffer, Bytes::Here);
     let write = pager.next_write(true).expect("one page");
     pager.write_declined(write);
     // With few pages in buffers,
@@ -156,7 +158,8 @@ fn a_page_that_moves_while_its_removal_is_announced_may_leave() {
 /// Captures `page` and hands it to a store that answers later.
 fn hand_over(pager: &mut Pager, page: PageIndex, handle: HandleBits) {
     let buffer = pager.take_buffer().expect("enough buffers");
-    pager.captured(page, Captured::Buffer(buffer));
+    pager.captured(page, Captured::Moved(buffer));
+    pager.read(page, buffer, Bytes::Here);
     let write = pager.next_write(true).expect("it was just captured");
     pager.handed(write, handle);
 }
@@ -243,7 +246,9 @@ fn lost_pages_are_known_by_their_places() {
     fill(&mut pager, target, span(100, 3));
     assert!(pager.lost_in(target).is_empty());
     let page = page_at(&pager, target, 101);
-    pager.captured(page, Captured::Lost);
+    let buffer = pager.take_buffer().expect("a free buffer");
+    pager.captured(page, Captured::Moved(buffer));
+    pager.read(page, buffer, Bytes::Lost);
     assert_eq!(pager.lost_in(target), [span(101, 1).start]);
     pager.remapped(target, span(100, 3), span(200, 1).start);
     assert_eq!(pager.lost_in(target), [span(201, 1).start]);
@@ -263,4 +268,41 @@ fn a_lost_page_is_told_until_its_target_gives_it_back() {
     assert_eq!(pager.lost_in(target), [span(101, 1).start]);
     pager.removed(target, span(101, 1));
     assert!(pager.lost_in(target).is_empty());
+}
+
+#[test]
+fn what_came_back_before_its_bytes_were_read_stays_where_it_is() {
+    let mut pager = pager();
+    let target = pager.add_target();
+    fill(&mut pager, target, span(100, 3));
+    for (page, bytes) in [(100, Bytes::Here), (101, Bytes::Zero), (102, Bytes::Lost)] {
+        let at = page_at(&pager, target, page);
+        let buffer = pager.take_buffer().expect("a free buffer");
+        pager.captured(at, Captured::Moved(buffer));
+        assert_eq!(pager.next_write(true), None, "there is nothing to write yet");
+        let plan = pager.fault(target, span(page, 1).start);
+        assert!(matches!(plan, Plan::Buffer { .. }));
+        pager.installed(plan, Outcome { done: 1, stop: None });
+        pager.read(at, buffer, bytes);
+        assert_eq!((pager.state_of(at), pager.next_write(true)), (State::Mapped, None));
+        pager.audit();
+    }
+}
+
+#[test]
+fn what_was_captured_twice_is_not_written_before_it_was_read_again() {
+    let mut pager = pager();
+    let target = pager.add_target();
+    fill(&mut pager, target, span(100, 1));
+    let page = page_at(&pager, target, 100);
+    let first = pager.take_buffer().expect("a free buffer");
+    pager.captured(page, Captured::Moved(first));
+    pager.read(page, first, Bytes::Here);
+    let plan = pager.fault(target, span(100, 1).start);
+    pager.installed(plan, Outcome { done: 1, stop: None });
+    let second = pager.take_buffer().expect("a free buffer");
+    pager.captured(page, Captured::Moved(second));
+    assert_eq!(pager.next_write(true), None, "its bytes are still to come");
+    pager.read(page, second, Bytes::Here);
+    assert_eq!(pager.next_write(true).map(|write| (write.page, write.buffer)), Some((page, second)));
 }

@@ -16,7 +16,7 @@ fn nth(step: usize, fresh: u32) -> Step {
         Step::Fill,
         Step::Find,
         Step::Capture(BufferIndex(fresh)),
-        Step::CaptureZero,
+        Step::ReadZero,
         Step::Refault,
         Step::Write,
         Step::Written(handle),

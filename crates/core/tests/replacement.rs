@@ -1,6 +1,6 @@
 //! Policies, schemes and scopes as the pager carries them out.
 
-use spillway_core::evict::{Captured, Run};
+use spillway_core::evict::{Bytes, Captured, Run};
 use spillway_core::page::HandleBits;
 use spillway_core::pager::{Budget, Config, Outcome, Pager, Plan};
 use spillway_core::policy::{Kind, Scheme, Scope, Settings};
@@ -68,7 +68,8 @@ fn make_room(pager: &mut Pager, targets: usize) -> Vec<u64> {
         left[whose.0 as usize] += pages.len() as u64;
         for page in pages {
             let buffer = pager.take_buffer().expect("a buffer for each page chosen");
-            pager.captured(page, Captured::Buffer(buffer));
+            pager.captured(page, Captured::Moved(buffer));
+            pager.read(page, buffer, Bytes::Here);
         }
         while let Some(write) = pager.next_write(false) {
             let handle = HandleBits::new(next).expect("not zero");
@@ -141,7 +142,8 @@ fn what_came_back_stays_longer_where_a_policy_believes_in_it() {
         (0..4).for_each(|at| assert!(touch(&mut pager, target, at)));
         let (_, pages) = choose(&mut pager, 1);
         let buffer = pager.take_buffer().expect("free");
-        pager.captured(pages[0], Captured::Buffer(buffer));
+        pager.captured(pages[0], Captured::Moved(buffer));
+        pager.read(pages[0], buffer, Bytes::Here);
         let at = (0..4).find(|&at| page_at(&pager, target, at) == pages[0]).expect("one of them");
         assert!(touch(&mut pager, target, at));
         // Sweeps are before it in their round: the rest of it comes first.

@@ -32,7 +32,7 @@ fn change() -> impl Strategy<Value = Change> {
         8 => Just(Change::Step(Step::Fill)),
         2 => Just(Change::Step(Step::Find)),
         4 => (0..100_u32).prop_map(|at| Change::Step(Step::Capture(BufferIndex(at)))),
-        2 => Just(Change::Step(Step::CaptureZero)),
+        2 => Just(Change::Step(Step::ReadZero)),
         2 => Just(Change::Step(Step::Write)),
         2 => Just(Change::Step(Step::Written(handle))),
         1 => Just(Change::Step(Step::Fetch)),
@@ -167,7 +167,8 @@ proptest! {
         }
         prop_assert!(table.chunk_slots() <= most + 1);
         for &page in &pages {
-            let _ = table.update(PageIndex(page), |entry| entry.step(Step::CaptureZero));
+            let _ = table.update(PageIndex(page), |entry| entry.step(Step::Capture(BufferIndex(0))));
+            let _ = table.update(PageIndex(page), |entry| entry.step(Step::ReadZero));
         }
         prop_assert_eq!((table.used(), table.mapped()), (0, 0));
         // Chunks are made again in the same places.

@@ -1,6 +1,6 @@
 //! Windows: every page leaves once.
 
-use spillway_core::evict::{Captured, Run};
+use spillway_core::evict::{Bytes, Captured, Run};
 use spillway_core::pager::{Blocks, Budget, Config, Outcome, Pager, Plan};
 use spillway_core::sample::{HASHES, hash};
 use spillway_core::{Address, Span, TargetId};
@@ -21,7 +21,11 @@ fn sweep(pager: &mut Pager, hash_below: u64) -> Option<Vec<u64>> {
     let mut runs: Vec<Run> = Vec::new();
     pager.next_window_capture(48, hash_below, |_| true, &mut runs)?;
     let pages: Vec<u64> = runs.iter().flat_map(|run| run.page.0..run.page.0 + run.pages).collect();
-    runs.iter().for_each(|run| (0..run.pages).for_each(|i| pager.captured(run.page.plus(i), Captured::Zero)));
+    for page in runs.iter().flat_map(|run| (0..run.pages).map(|i| run.page.plus(i))) {
+        let buffer = pager.take_buffer().expect("more buffers than pages");
+        pager.captured(page, Captured::Moved(buffer));
+        pager.read(page, buffer, Bytes::Zero);
+    }
     assert!(pages.len() <= 48);
     Some(pages)
 }

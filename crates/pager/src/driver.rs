@@ -5,11 +5,13 @@
 //! else: no lock, no log, no allocation. Captures and writes come after the faults that wait, except when the budget
 //! is used up, and then only as many as make room.
 
+mod buffers;
 mod changes;
 mod commands;
 mod eviction;
 mod hands;
 mod journeys;
+mod reader;
 mod release;
 mod tape;
 
@@ -117,7 +119,7 @@ impl Driver {
             tape: None,
             core,
             journeys,
-            hands: Hands::new(store, BUFFERS),
+            hands: Hands::new(store, BUFFERS, Arc::clone(&bell)),
             targets: Vec::new(),
             commands,
             bell,
@@ -228,6 +230,7 @@ impl Driver {
         }
         let evicting = (self.core.wanted_captures() > 0 || self.may_sweep())
             && live().any(Target::may_look)
+            && !self.hands.reader.is_at_work()
             && !self.awaits_agent
             && !(self.awaits_store && self.journeys.writes() > 0)
             && self.release.is_none();
@@ -255,8 +258,6 @@ impl Driver {
             self.polled.extend([readable(event), readable(agent)]);
         }
         self.targets.iter_mut().flatten().for_each(|target| target.looked |= target.may_read());
-        let errands = self.targets.iter().flatten().filter(|target| target.flight != Flight::Idle).count();
-        self.shared.errands.store(errands as u64, Relaxed);
         self.polled.push(readable(self.hands.store.descriptor().map_or(-1, |store| store.as_raw_fd())));
         self.hands.store.flush();
         if timeout != Some(0) {
@@ -414,7 +415,7 @@ impl Driver {
         let Some(target) = &mut self.targets[at] else { return };
         let Some(agent) = &target.agent else { return };
         self.awaits_agent = false;
-        self.shared.errands_done.fetch_add(1, Relaxed);
+        self.shared.errands_over.store(self.shared.errands_begun.load(Relaxed), Relaxed);
         match receive_byte(std::os::fd::AsFd::as_fd(&agent.socket)) {
             Heard::Nothing => {}
             Heard::End => {
@@ -432,6 +433,7 @@ impl Driver {
 
     /// What is due besides faults, a little at a time.
     fn work(&mut self, busy: bool, came: usize) {
+        let read = self.hands.finish_reading(false, &mut self.core);
         self.arrive();
         for _ in 0..FREES_PER_TURN {
             let Some(bits) = self.core.next_released() else { break };
@@ -451,6 +453,8 @@ impl Driver {
         self.arrive();
         if self.release.is_some() {
             self.bring_home();
+        } else if !read {
+            // What was captured last comes first.
         } else if self.may_sweep() {
             self.sweep();
         } else if self.core.wanted_captures() > 0 {

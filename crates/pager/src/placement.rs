@@ -10,11 +10,12 @@
 //! is. A watchdog on another thread ends the idle class when this thread is runnable and stands still.
 
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use crate::procfs;
 use crate::shared::Shared;
 use crate::sys::clock::now_ns;
-use crate::sys::sched::{Class, Cpus, set_class, thread_id};
+use crate::sys::sched::{Class, Cpus, current_cpu, set_class, thread_id};
 
 /// Faults between two looks at where their thread runs: a look costs about as much as a fault.
 const LOOK_EVERY: u32 = 64;
@@ -42,6 +43,8 @@ pub struct Placement {
     /// Faults came since it was last looked where the leader is.
     fresh: bool,
     enabled: bool,
+    /// The CPU that the thread which shares the work is kept off.
+    shared_from: Option<usize>,
 }
 
 impl Placement {
@@ -60,6 +63,7 @@ impl Placement {
             leader: (0, 0),
             fresh: false,
             enabled,
+            shared_from: None,
         }
     }
 
@@ -97,7 +101,7 @@ impl Placement {
 
     /// The pager's other threads keep off the CPU that is followed: whatever else runs there drives the faulting thread
     /// away, or starves this one.
-    fn clear_the_way(&self) {
+    fn clear_the_way(&mut self) {
         let Some(allowed) = self.allowed else { return };
         let elsewhere = self.followed.map_or(allowed, |cpu| allowed.without(cpu));
         if elsewhere.count() == 0 {
@@ -108,6 +112,7 @@ impl Placement {
             // A failure leaves it where it is, which is slower and not wrong.
             let _ = elsewhere.confine(thread);
         }
+        self.shared_from = self.followed;
     }
 
     /// Nothing is to be done although faults came of late: on the same CPU this thread runs only while the leader waits for
@@ -124,6 +129,22 @@ impl Placement {
             self.clear_the_way();
         }
         moved
+    }
+
+    /// Whether `thread` can do what need not be done here; then it is kept off this CPU.
+    pub fn may_share_with(&mut self, thread: i32, shared: &Shared) -> bool {
+        let (Some(allowed), Some(cpu)) = (self.allowed, current_cpu()) else { return false };
+        if thread == 0 || shared.crowded.load(Relaxed) {
+            return false;
+        }
+        if self.shared_from != Some(cpu) {
+            let elsewhere = allowed.without(cpu);
+            if elsewhere.count() == 0 || elsewhere.confine(thread).is_err() {
+                return false;
+            }
+            self.shared_from = Some(cpu);
+        }
+        true
     }
 
     /// The CPU that is followed now.
@@ -168,9 +189,10 @@ impl Placement {
     }
 }
 
-/// Takes the fault thread out of the idle class from outside, for `for_ns` from now.
-pub fn rescue(shared: &Shared, for_ns: u64) {
-    shared.idle_forbidden_until_ns.store(now_ns() + for_ns, Relaxed);
+/// Takes the fault thread out of the idle class from outside, for so long from now.
+pub fn rescue(shared: &Shared, how_long: Duration) {
+    let until_ns = now_ns() + u64::try_from(how_long.as_nanos()).unwrap_or(u64::MAX / 2);
+    shared.idle_forbidden_until_ns.store(until_ns, Relaxed);
     let thread = shared.thread.load(Relaxed);
     if thread != 0 && thread != thread_id() {
         let _ = set_class(thread, Class::Normal);

@@ -107,10 +107,10 @@ pub struct Shared {
     pub histogram: Histogram,
     /// Grows whenever it has done something: a watchdog's sign of life.
     pub progress: AtomicU64,
-    /// Agents that are on an errand for it, when it last waited.
-    pub errands: AtomicU64,
-    /// Errands done: a watchdog's sign of the agents' lives.
-    pub errands_done: AtomicU64,
+    /// Errands that it sent agents on.
+    pub errands_begun: AtomicU64,
+    /// Those that are over: a watchdog's sign of the agents' lives.
+    pub errands_over: AtomicU64,
     /// Its thread id, once it runs.
     pub thread: AtomicI32,
     /// Whether it runs in the idle class now.

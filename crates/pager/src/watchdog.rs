@@ -13,30 +13,33 @@ use crate::sys::sched;
 
 /// The fault thread has starved when it was runnable so long and did nothing.
 const RESCUE_AFTER: Duration = Duration::from_millis(3);
-/// How long the idle class stays forbidden after a rescue.
-const RESCUE_FOR_NS: u64 = 200_000_000;
+/// How long the idle class stays forbidden after a rescue: at first, and at last where one soon follows another. In the
+/// normal class, a thread that is woken goes to a CPU of its own where there is one, and its faults cost several times as
+/// much.
+const RESCUE_FOR: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(400));
 /// How often it is looked whether CPUs are idle; a tick is 10 ms, so not much oftener.
 const CPUS_EVERY: Duration = Duration::from_millis(100);
 /// CPUs that together are idle for less than one part in so many of the time count as all busy.
 const SPARE_SHARE: u32 = 20;
 
-/// Progress that did not go on, and since when.
+/// Work that does not go on.
 #[derive(Default)]
-struct Stall(Option<(u64, Instant)>);
+struct Stall {
+    /// A number that changes when it does, as last seen.
+    progress: u64,
+    /// Since when it has stood there although a thread could run.
+    since: Option<Instant>,
+}
 
 impl Stall {
-    /// Whether it has stood at `progress` for too long, by now, although one of the threads could run: asleep, they wait
-    /// for what is to come.
-    fn lasts(&mut self, progress: u64, now: Instant, may_run: impl FnOnce() -> bool) -> bool {
-        let Some((_, since)) = self.0.filter(|(before, _)| *before == progress) else {
-            self.0 = Some((progress, now));
+    /// Whether it has stood at `progress` for too long by now. A thread that could run is one that `starves`: asleep, it
+    /// waits for what is to come.
+    fn lasts(&mut self, progress: u64, now: Instant, starves: impl FnOnce() -> bool) -> bool {
+        if std::mem::replace(&mut self.progress, progress) != progress || !starves() {
+            self.since = None;
             return false;
-        };
-        let runnable = may_run();
-        if !runnable {
-            self.0 = None;
         }
-        runnable && now - since >= RESCUE_AFTER
+        now - *self.since.get_or_insert(now) >= RESCUE_AFTER
     }
 }
 
@@ -44,15 +47,17 @@ impl Stall {
 pub struct Watchdog {
     /// Of the fault thread.
     faults: Stall,
-    /// Of the agents, which have ends of errands for progress.
+    /// Of the agents on an errand.
     errands: Stall,
+    /// How long the last rescue held, and until when.
+    rescued: Option<(Duration, Instant)>,
     idle_ticks: (Instant, u64),
 }
 
 impl Watchdog {
     /// One that has seen nothing.
     pub fn new() -> Self {
-        Self { faults: Stall::default(), errands: Stall::default(), idle_ticks: (Instant::now(), 0) }
+        Self { faults: Stall::default(), errands: Stall::default(), rescued: None, idle_ticks: (Instant::now(), 0) }
     }
 
     /// Looks, and rescues the fault thread and `agents`, threads by process, where they need it.
@@ -62,20 +67,28 @@ impl Watchdog {
             (self.faults, self.errands) = Default::default();
             return;
         }
-        let runs = |pid, thread| procfs::thread_stat(pid, thread).is_ok_and(|stat| stat.state == b'R');
-        let (own, thread) = (std::process::id().cast_signed(), shared.thread.load(Relaxed));
-        let faults_stall = self.faults.lasts(shared.progress.load(Relaxed), now, || runs(own, thread));
-        let errands_stall = self.errands.lasts(shared.errands_done.load(Relaxed), now, || {
-            shared.errands.load(Relaxed) > 0 && agents.clone().any(|(pid, agent)| runs(pid, agent))
-        });
+        let runs = |(pid, thread)| procfs::thread_stat(pid, thread).is_ok_and(|stat| stat.state == b'R');
+        let fault_thread = (std::process::id().cast_signed(), shared.thread.load(Relaxed));
+        let faults_stall = self.faults.lasts(shared.progress.load(Relaxed), now, || runs(fault_thread));
+        let (begun, over) = (shared.errands_begun.load(Relaxed), shared.errands_over.load(Relaxed));
+        let errands_stall = self.errands.lasts(begun, now, || begun != over && agents.clone().any(runs));
         if shared.crowded.load(Relaxed) || faults_stall || errands_stall {
-            placement::rescue(shared, RESCUE_FOR_NS);
+            placement::rescue(shared, self.rescue_for(now));
             for (_, agent) in agents {
                 // One that has ended needs no CPU.
                 let _ = sched::set_class(agent, sched::Class::Normal);
             }
             (self.faults, self.errands) = Default::default();
         }
+    }
+
+    /// How long a rescue now is to hold: several times as long as the last one, if that ended only a little ago.
+    fn rescue_for(&mut self, now: Instant) -> Duration {
+        let (first, longest) = RESCUE_FOR;
+        let soon = self.rescued.filter(|(_, until)| now < *until + Duration::from_secs(1));
+        let long = soon.map_or(first, |(long, _)| (long * 4).min(longest));
+        self.rescued = Some((long, now + long));
+        long
     }
 
     /// Whether any CPU had time to spare of late.
@@ -122,14 +135,15 @@ mod tests {
         shared.crowded.store(crowded, Relaxed);
         let thread = thread.load(Relaxed);
         let agents = if is_agent { vec![(std::process::id().cast_signed(), thread)] } else { Vec::new() };
-        shared.errands.store(agents.len() as u64, Relaxed);
+        shared.errands_begun.store(agents.len() as u64, Relaxed);
         shared.thread.store(if is_agent { 0 } else { thread }, Relaxed);
         let mut watchdog = Watchdog { idle_ticks: (Instant::now() + CPUS_EVERY, 0), ..Watchdog::new() };
         let began = Instant::now();
-        watchdog.look(began, &shared, agents.iter().copied());
-        // The fault thread goes on; the agent does not.
-        shared.progress.fetch_add(u64::from(is_agent), Relaxed);
-        watchdog.look(began + RESCUE_AFTER, &shared, agents.iter().copied());
+        for at in [began, began, began + RESCUE_AFTER] {
+            watchdog.look(at, &shared, agents.iter().copied());
+            // The fault thread goes on, while an agent does not.
+            shared.progress.fetch_add(u64::from(is_agent), Relaxed);
+        }
         over.store(true, Relaxed);
         looked_at.join().expect("it ends");
         now_ns() < shared.idle_forbidden_until_ns.load(Relaxed)
@@ -150,6 +164,18 @@ mod tests {
     fn who_waits_for_what_is_to_come_is_left_alone() {
         assert!(!rescued(false, false, false));
         assert!(!rescued(true, false, false));
+    }
+
+    #[test]
+    fn rescues_that_follow_each_other_hold_longer() {
+        let (mut watchdog, mut now) = (Watchdog::new(), Instant::now());
+        let mut soon = || {
+            let long = watchdog.rescue_for(now);
+            now += long;
+            long.as_millis()
+        };
+        assert_eq!([(); 5].map(|()| soon()), [10, 40, 160, 400, 400]);
+        assert_eq!(watchdog.rescue_for(now + Duration::from_secs(1)).as_millis(), 10);
     }
 
     #[test]

@@ -95,9 +95,14 @@ impl Driver {
 
     /// Takes over what a capture brought.
     fn collect(&mut self, kernel: &mut Kernel, at: usize, outcomes: &[crate::agent::Moved]) {
+        if !self.is(Mutation::CaptureUnread) {
+            // Another target's, which was captured at the same time.
+            self.finish_reading(kernel.now, true);
+        }
         let Some(target) = &mut self.targets[at] else { return };
         let mut buffers = target.buffers.drain(..);
         let (mut captured, mut stuck) = (0, 0);
+        let mut staged = Vec::new();
         for (run, moved) in target.runs.iter().zip(outcomes) {
             if moved.refusal == Some(Refusal::Invalid) && run.pages > 1 {
                 target.single = 64;
@@ -106,10 +111,9 @@ impl Driver {
                 let page = run.page.plus(n);
                 let within = usize::try_from(n).expect("a block");
                 let outcome = match moved.values.get(within) {
-                    Some(0) => Captured::Zero,
                     Some(&value) => {
-                        self.buffers[buffer.0 as usize] = value;
-                        Captured::Buffer(buffer)
+                        staged.push((page, buffer, value));
+                        Captured::Moved(buffer)
                     }
                     None if within == moved.values.len() && moved.refusal != Some(Refusal::Again) => Captured::Stuck,
                     None => Captured::Untried,
@@ -118,15 +122,17 @@ impl Driver {
                 if outcome == Captured::Stuck && moved.refusal == Some(Refusal::Busy) && room {
                     target.shared.push(slot(run.address.plus_pages(n)));
                 }
-                captured += u64::from(matches!(outcome, Captured::Buffer(_) | Captured::Zero));
+                let was_moved = matches!(outcome, Captured::Moved(_));
+                captured += u64::from(was_moved);
                 stuck += u64::from(outcome == Captured::Stuck);
-                if !matches!(outcome, Captured::Buffer(_)) {
+                if !was_moved {
                     self.core.return_buffer(buffer);
                 }
                 self.core.captured(page, outcome);
             }
         }
         drop(buffers);
+        self.reader.begin(staged, kernel.now);
         kernel.trace.note(kernel.now, || format!("pager collects {:?} of {}: {outcomes:?}", target.runs, target.space));
         target.runs.clear();
         if captured + stuck == 0 {

@@ -17,6 +17,7 @@ use crate::kernel::Kernel;
 use crate::letters::{Command, Report};
 use crate::memory::{address, range, slot, span};
 use crate::mutation::Mutation;
+use crate::reader::Reader;
 use crate::release::Release;
 use crate::removals::Outstanding;
 use crate::store::{Got, Put, Store};
@@ -54,6 +55,8 @@ pub struct Driver {
     pub overdraws: bool,
     pub(crate) buffers: Vec<u64>,
     pub(crate) yields: Yield,
+    /// Pages that have left their targets and are not in their buffers yet.
+    pub(crate) reader: Reader,
     pub(crate) release: Option<Release>,
     /// What is under way to and from a store that answers later.
     pub(crate) journeys: Journeys,
@@ -83,6 +86,7 @@ impl Driver {
             overdraws: false,
             buffers: vec![0; usize::try_from(buffers).expect("u32 fits")],
             yields: Yield::default(),
+            reader: Reader::default(),
             release: None,
             journeys: Journeys::default(),
             forking: None,
@@ -104,6 +108,7 @@ impl Driver {
         self.inbox.is_empty()
             && self.forking.is_none()
             && !self.journeys.are_under_way()
+            && !self.reader.is_at_work()
             && self.journeys.writes() == 0
             && self.commands.is_empty()
             && self.reports.is_empty()
@@ -214,7 +219,7 @@ impl Driver {
         let zeros = |pages| vec![0; usize::try_from(pages).expect("a block")];
         let outcome = match plan {
             Plan::Zero { address, pages, .. } => space.install(slot(address), &zeros(pages)),
-            Plan::Buffer { address, buffer, .. } => space.install(slot(address), &[self.buffers[buffer.0 as usize]]),
+            Plan::Buffer { address, buffer, .. } => space.install(slot(address), &[self.buffered_value(buffer)]),
             Plan::Fetch { address, page, pages } => {
                 let handles = (0..pages).map(|i| self.core.handle_of(page.plus(i)));
                 let mut get = |handle| match self.store.get(handle, now) {
@@ -272,6 +277,7 @@ impl Driver {
 
     /// What is due besides faults, a little at a time.
     fn work(&mut self, kernel: &mut Kernel) {
+        let read = self.finish_reading(kernel.now, false) || self.is(Mutation::CaptureUnread);
         self.arrive(kernel);
         self.free_released();
         // Once more: what is freed will not come.
@@ -292,7 +298,10 @@ impl Driver {
         self.retry_waiting(kernel);
         if self.release.is_some() {
             self.bring_home(kernel);
-        } else if self.core.wanted_captures() > 0 && (!self.busy || self.core.free_pages() < self.core.low_pages()) {
+        } else if read
+            && self.core.wanted_captures() > 0
+            && (!self.busy || self.core.free_pages() < self.core.low_pages())
+        {
             // While faults keep coming they are served from the reserve, and pages leave when it runs low.
             self.evict(kernel);
         }

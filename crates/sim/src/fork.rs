@@ -27,6 +27,9 @@ impl Driver {
     /// `parent` forked into the address space `child`.
     pub(crate) fn fork(&mut self, kernel: &mut Kernel, parent: TargetId, child: usize) {
         self.excused = true;
+        if !self.is(Mutation::ForkUnread) {
+            self.finish_reading(kernel.now, true);
+        }
         self.go_on_forking(kernel, Forking { parent, child, deadline: kernel.now + WRITE_ALL });
     }
 
@@ -121,7 +124,7 @@ impl Driver {
             inactive.extend((0..region.span.pages()).filter(there).map(|i| region.span.start.plus_pages(i)));
         }
         let value = |address| match self.core.fault(target, address) {
-            Plan::Buffer { buffer, .. } => Some((slot(address), self.buffers[buffer.0 as usize])),
+            Plan::Buffer { buffer, .. } => Some((slot(address), self.buffered_value(buffer))),
             _ => None,
         };
         inactive.into_iter().filter_map(value).collect()

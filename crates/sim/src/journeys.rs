@@ -313,13 +313,14 @@ impl Driver {
 mod tests {
     use super::*;
     use spillway_core::Span;
-    use spillway_core::evict::Captured;
+    use spillway_core::evict::{Bytes, Captured};
     use spillway_core::pager::{Budget, Config};
 
     /// Takes the page away and has the store keep it under `handle`; then a fault asks for it.
     fn leave_and_ask(core: &mut Pager, target: TargetId, page: PageIndex, handle: HandleBits) {
         let buffer = core.take_buffer().expect("enough buffers");
-        core.captured(page, Captured::Buffer(buffer));
+        core.captured(page, Captured::Moved(buffer));
+        core.read(page, buffer, Bytes::Here);
         let write = core.next_write(true).expect("it was just captured");
         core.written(write, handle, false);
         assert!(matches!(core.fault(target, Address(0)), Plan::Fetch { .. }));

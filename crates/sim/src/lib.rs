@@ -30,6 +30,7 @@ pub mod letters;
 mod many;
 pub mod memory;
 mod mutation;
+mod reader;
 mod release;
 mod removals;
 mod rng;

@@ -64,11 +64,17 @@ pub enum Mutation {
     WakeWhereAsked,
     /// Installs what arrives while a fork that was heard of waits for the store.
     InstallDuringFork,
+    /// Captures more while what was captured is being read, in its place.
+    CaptureUnread,
+    /// Serves a fault from a buffer that is still to be read into.
+    StealUnread,
+    /// Copies such a buffer for a forked child.
+    ForkUnread,
 }
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 33] = [
         Self::ReadDuringCapture,
         Self::ServeBeforeChanges,
         Self::CaptureRemoving,
@@ -99,5 +105,8 @@ impl Mutation {
         Self::WakeOnlyWhoAsked,
         Self::WakeWhereAsked,
         Self::InstallDuringFork,
+        Self::CaptureUnread,
+        Self::StealUnread,
+        Self::ForkUnread,
     ];
 }

@@ -82,6 +82,7 @@ impl Driver {
         if self.targets.iter().flatten().any(|target| target.flight != Flight::Idle) {
             return;
         }
+        self.finish_reading(kernel.now, true);
         let heirs: Vec<usize> =
             self.targets.iter().flatten().filter(|it| !it.inherits).map(|it| it.id.0 as usize).collect();
         if !heirs.is_empty() {

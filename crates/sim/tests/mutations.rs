@@ -19,7 +19,7 @@ fn first_seed(mutation: Mutation) -> u64 {
     }
 }
 
-const RARE: [u64; 5] = [2600, 700, 24_600, 4800, 1500];
+const RARE: [u64; 5] = [2600, 700, 12_800, 2400, 100];
 
 fn is_caught(mutation: Mutation) {
     let first = first_seed(mutation);
@@ -74,4 +74,7 @@ caught! {
     wake_only_who_asked WakeOnlyWhoAsked
     wake_where_asked WakeWhereAsked
     install_during_fork InstallDuringFork
+    capture_unread CaptureUnread
+    steal_unread StealUnread
+    fork_unread ForkUnread
 }

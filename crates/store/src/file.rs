@@ -167,7 +167,14 @@ fn reserve(disk: &Disk, size_bytes: u64) -> io::Result<()> {
 
 impl Store for File {
     fn put(&mut self, page: &Page, previous: Option<Handle>) -> Result<Put, StoreError> {
-        let checksum = self.hash.of(page);
+        self.put_hashed(page, self.hash.of(page), previous)
+    }
+
+    fn page_hash(&self) -> Option<PageHash> {
+        Some(self.hash.clone())
+    }
+
+    fn put_hashed(&mut self, page: &Page, checksum: u64, previous: Option<Handle>) -> Result<Put, StoreError> {
         if let Some(previous) = previous {
             let slot = *self.handles.get_mut(previous);
             if slot.checksum == checksum && slot.state != State::Lost {

@@ -1,5 +1,7 @@
 //! The one hash of a page: dedupe key and checksum in a single pass.
 
+use std::sync::Arc;
+
 use spillway_core::Page;
 use twox_hash::XxHash3_64;
 
@@ -7,8 +9,9 @@ use twox_hash::XxHash3_64;
 const SECRET_BYTES: usize = 192;
 
 /// XXH3-64 keyed with a random secret, so that nobody outside this process can aim at collisions.
-pub(crate) struct PageHash {
-    secret: Box<[u8; SECRET_BYTES]>,
+#[derive(Clone)]
+pub struct PageHash {
+    secret: Arc<[u8; SECRET_BYTES]>,
     /// Bits of the hash that count; all but in tests, which make pages collide on purpose.
     mask: u64,
 }
@@ -17,9 +20,9 @@ impl PageHash {
     /// # Panics
     /// When the kernel gives no random bytes, which it always does once booted.
     pub(crate) fn new() -> Self {
-        let mut secret = Box::new([0; SECRET_BYTES]);
-        getrandom::fill(&mut *secret).expect("getrandom(2) fails only before the system is up");
-        Self { secret, mask: u64::MAX }
+        let mut secret = [0; SECRET_BYTES];
+        getrandom::fill(&mut secret).expect("getrandom(2) fails only before the system is up");
+        Self { secret: Arc::new(secret), mask: u64::MAX }
     }
 
     #[cfg(test)]
@@ -27,7 +30,8 @@ impl PageHash {
         Self { mask, ..Self::new() }
     }
 
-    pub(crate) fn of(&self, page: &Page) -> u64 {
+    /// The hash of `page`; the same for all clones.
+    pub fn of(&self, page: &Page) -> u64 {
         let hash = XxHash3_64::oneshot_with_secret(&*self.secret, page);
         hash.expect("the secret is long enough") & self.mask
     }

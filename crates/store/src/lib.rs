@@ -29,6 +29,7 @@ use std::os::fd::BorrowedFd;
 
 use spillway_core::Page;
 
+pub use hash::PageHash;
 pub use local::Local;
 pub use segment::Refill;
 pub use spillway_codec::is_zero;
@@ -120,6 +121,14 @@ pub trait Store: Send {
     /// Keeps `page`. `previous` is the handle of this page's older copy, if the table still has one: it is compared,
     /// and released when it differs. After an error it is still valid.
     fn put(&mut self, page: &Page, previous: Option<Handle>) -> Result<Put, StoreError>;
+    /// What any thread may hash pages with ahead of [`Store::put_hashed`]; `None` where that saves nothing.
+    fn page_hash(&self) -> Option<PageHash> {
+        None
+    }
+    /// [`Store::put`] of a page whose hash is known already.
+    fn put_hashed(&mut self, page: &Page, _hash: u64, previous: Option<Handle>) -> Result<Put, StoreError> {
+        self.put(page, previous)
+    }
     /// Copies the page behind `handle` to `into`, verified against its checksum, or asks for it. What fails for now is
     /// asked for again by the store itself, up to a deadline. A pending get that becomes urgent may be asked again.
     /// [`StoreError::Unavailable`] means that far too many are pending: ask later.

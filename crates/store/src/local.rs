@@ -195,7 +195,14 @@ impl Local {
 
 impl Store for Local {
     fn put(&mut self, page: &Page, previous: Option<Handle>) -> Result<Put, StoreError> {
-        let hash = self.hash.of(page);
+        self.put_hashed(page, self.hash.of(page), previous)
+    }
+
+    fn page_hash(&self) -> Option<PageHash> {
+        Some(self.hash.clone())
+    }
+
+    fn put_hashed(&mut self, page: &Page, hash: u64, previous: Option<Handle>) -> Result<Put, StoreError> {
         if let Some(previous) = previous
             && self.is_same(previous, hash, page)
         {

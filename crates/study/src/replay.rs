@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 
-use spillway_core::evict::{Captured, Run, Write};
+use spillway_core::evict::{Bytes, Captured, Run, Write};
 use spillway_core::page::{HandleBits, State};
 use spillway_core::pager::{Blocks, Budget, Config, Outcome, Pager, Plan};
 use spillway_core::policy::Settings;
@@ -286,7 +286,8 @@ impl<'a> Replay<'a> {
         self.core.next_capture(most, |_| true, &mut runs);
         for page in runs.iter().flat_map(|run| (0..run.pages).map(|i| run.page.plus(i))) {
             let buffer = self.core.take_buffer().expect("no more are chosen than are free");
-            self.core.captured(page, Captured::Buffer(buffer));
+            self.core.captured(page, Captured::Moved(buffer));
+            self.core.read(page, buffer, Bytes::Here);
             self.pager_ns += self.setting.costs.capture_ns;
         }
         let any = !runs.is_empty();

@@ -138,6 +138,7 @@ impl Driver {
     fn fork(&mut self, at: usize, uffd: Uffd) {
         let Some(target) = &self.targets[at] else { return };
         let parent = target.id;
+        self.hands.finish_reading(true, &mut self.core);
         // Parent and child can share what is in the store, and not what is in a buffer: those are copied, if need be.
         self.write_all();
         let mut copies: Vec<BufferCopy> = Vec::new();
@@ -145,7 +146,7 @@ impl Driver {
         let share = |bits| to_bits(store.share(to_handle(bits)));
         let child = self.core.forked(parent, share, &mut copies);
         for BufferCopy { from, to } in copies {
-            self.hands.buffers.copy_within(from.0 as usize..=from.0 as usize, to.0 as usize);
+            self.hands.buffers.copy(from, to);
         }
         if let Ok(copy) = uffd.borrow().try_clone_to_owned() {
             let _ = self.reports.send(Request::Report(Report::Forked { parent, child, uffd: copy.into() }));

@@ -3,13 +3,14 @@
 use spillway_core::PAGE_BYTES;
 use spillway_core::TargetId;
 use spillway_core::evict::{Captured, Run};
-use spillway_store::{Put, is_zero};
+use spillway_store::Put;
+
+use std::sync::atomic::Ordering::Relaxed;
 
 use super::hands::{to_bits, to_handle};
 use super::{Driver, RETRY_NS};
 use crate::sys::agent::BATCH_PAGES;
 use crate::sys::clock::now_ns;
-use crate::sys::process::read_pages;
 use crate::target::{Flight, Target};
 
 /// How far faults may go past the budget at a time, while nothing can be captured.
@@ -132,6 +133,7 @@ impl Driver {
         }
         target.runs = runs;
         target.start_capture();
+        self.errand_begins();
     }
 
     /// A batch brought `captured` pages, and `stuck` would not leave. Faults must not wait for those, and may go past the
@@ -151,26 +153,32 @@ impl Driver {
         let ready = |target: &&mut Target| {
             target.may_capture() && !target.shared_runs.is_empty() && !parents.contains(&target.id)
         };
-        self.targets.iter_mut().flatten().find(ready).is_some_and(Target::unshare)
+        let begins = self.targets.iter_mut().flatten().find(ready).is_some_and(Target::unshare);
+        if begins {
+            self.errand_begins();
+        }
+        begins
+    }
+
+    fn errand_begins(&self) {
+        self.shared.errands_begun.fetch_add(1, Relaxed);
     }
 
     pub(super) fn drop_staged(&mut self) {
         for target in self.targets.iter_mut().flatten() {
             if target.staged && target.may_capture() {
                 target.drop_staged();
+                self.shared.errands_begun.fetch_add(1, Relaxed);
             }
         }
     }
 
-    /// Takes over what a capture brought.
+    /// Takes over what a capture brought, and begins to read it.
     pub(super) fn collect(&mut self, at: usize, first_call: usize) {
+        // Another target's, which was captured at the same time.
+        self.hands.finish_reading(true, &mut self.core);
         let Some(target) = &mut self.targets[at] else { return };
         let Some(agent) = &target.agent else { return };
-        let mut order = [0_usize; BATCH_PAGES];
-        let order = &mut order[..target.buffers.len()];
-        order.iter_mut().zip(&target.buffers).for_each(|(at, buffer)| *at = buffer.0 as usize);
-        // What was not moved reads as zeros there, and is told apart by the counts below.
-        let read = read_pages(agent.pid, agent.layout.staging, &mut self.hands.buffers, order);
         let mut buffers = target.buffers.drain(..);
         let (mut captured, mut stuck) = (0, 0);
         for (i, run) in target.runs.iter().enumerate() {
@@ -180,20 +188,13 @@ impl Driver {
             if refused == libc::EINVAL && run.pages > 1 {
                 target.single = 64;
             }
-            if let Some(tape) = self.tape.as_mut().filter(|_| read.is_ok()) {
+            if let Some(tape) = &mut self.tape {
                 tape.evicted(*run, moved);
             }
             for (n, buffer) in (0..run.pages).zip(&mut buffers) {
                 let page = run.page.plus(n);
                 let outcome = if n < moved {
-                    if read.is_err() {
-                        // It was moved away, and there is no other copy: zeros must not take its place.
-                        Captured::Lost
-                    } else if is_zero(&self.hands.buffers[buffer.0 as usize]) {
-                        Captured::Zero
-                    } else {
-                        Captured::Buffer(buffer)
-                    }
+                    Captured::Moved(buffer)
                 } else if n == moved && !matches!(refused, 0 | libc::EAGAIN | libc::EINTR) {
                     Captured::Stuck
                 } else {
@@ -202,16 +203,21 @@ impl Driver {
                 if outcome == Captured::Stuck && refused == libc::EBUSY && target.shared_runs.len() < BATCH_PAGES {
                     target.shared_runs.push(Run { address: run.address.plus_pages(n), page, pages: 1 });
                 }
-                captured += u64::from(matches!(outcome, Captured::Buffer(_) | Captured::Zero));
+                let was_moved = matches!(outcome, Captured::Moved(_));
+                captured += u64::from(was_moved);
                 stuck += u64::from(outcome == Captured::Stuck);
-                if !matches!(outcome, Captured::Buffer(_)) {
+                if !was_moved {
                     self.core.return_buffer(buffer);
                 }
                 self.core.captured(page, outcome);
+                self.hands.reader.note(was_moved.then_some(page), buffer);
             }
         }
         drop(buffers);
         target.runs.clear();
+        let elsewhere = self.placement.may_share_with(self.hands.reader.thread(), &self.shared);
+        self.hands.reader.begin(agent.pid, agent.layout.staging, elsewhere, &mut self.hands.buffers);
+        self.hands.finish_reading(false, &mut self.core);
         if captured + stuck == 0 {
             // Mappings are changing: whoever changes them needs the CPU to say so.
             self.yields.pause(now_ns());
@@ -232,8 +238,12 @@ impl Driver {
             return false;
         }
         let Some(write) = self.core.next_write(all) else { return false };
-        let page = &self.hands.buffers[write.buffer.0 as usize];
-        let put = self.hands.store.put(page, write.previous.map(to_handle));
+        let (page, hash) = self.hands.buffers.page(write.buffer).expect("what is written has been read");
+        let previous = write.previous.map(to_handle);
+        let put = match hash {
+            Some(hash) => self.hands.store.put_hashed(page, hash, previous),
+            None => self.hands.store.put(page, previous),
+        };
         if let (Ok(_), Some(previous)) = (put, write.previous) {
             self.journeys.write_ends(previous);
         }

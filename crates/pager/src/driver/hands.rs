@@ -1,26 +1,39 @@
 //! What performs plans: the store and the pager's page memory.
 
+use std::sync::Arc;
+
+use spillway_core::evict::Bytes;
 use spillway_core::page::HandleBits;
 use spillway_core::pager::{Outcome, Pager, Plan};
 use spillway_core::streams::BLOCK_PAGES_MAX;
 use spillway_core::{PAGE_BYTES, Page};
 use spillway_store::{Got, Handle, Store, Urgency};
 
+use super::buffers::Buffers;
+use super::reader::Reader;
+use crate::sys::fd::Bell;
 use crate::target::Target;
 
 /// See the module's documentation.
 pub(super) struct Hands {
     pub(super) store: Box<dyn Store>,
-    pub(super) buffers: Box<[Page]>,
+    pub(super) buffers: Buffers,
+    pub(super) reader: Reader,
     block: Box<[Page]>,
     zeros: Box<[Page]>,
 }
 
 impl Hands {
-    /// Hands with so many buffers.
-    pub(super) fn new(store: Box<dyn Store>, buffers: u32) -> Self {
+    /// Hands with so many buffers; `bell` rings when pages have been read.
+    pub(super) fn new(store: Box<dyn Store>, buffers: u32, bell: Arc<Bell>) -> Self {
         let block = index(BLOCK_PAGES_MAX);
-        Self { store, buffers: pages(buffers as usize), block: pages(block), zeros: pages(block) }
+        let reader = Reader::new(store.page_hash(), bell);
+        Self { store, buffers: Buffers::new(buffers), reader, block: pages(block), zeros: pages(block) }
+    }
+
+    /// Takes over what was read of captured pages; waits for it if told to. True when nothing is being read any more.
+    pub(super) fn finish_reading(&mut self, wait: bool, core: &mut Pager) -> bool {
+        self.reader.finish(wait, &mut self.buffers, core)
     }
 
     /// Carries out a plan, a fetch only from a store that answers at once; returns what was carried out, which is less where the store failed, and how far it got.
@@ -32,8 +45,16 @@ impl Hands {
                 target.uffd.copy(address, &self.zeros[..index(pages)])
             }
             Plan::Zero { address, pages, .. } => target.uffd.zero(address, pages),
-            Plan::Buffer { address, buffer, .. } => {
-                target.uffd.copy(address, std::slice::from_ref(&self.buffers[buffer.0 as usize]))
+            Plan::Buffer { address, page, buffer } => {
+                let page_of_buffer = match self.buffers.page(buffer) {
+                    Some((page, _)) => page,
+                    None if self.reader.copy(buffer, &mut self.block[0]).is_ok() => &self.block[0],
+                    None => {
+                        core.read(page, buffer, Bytes::Lost);
+                        return (Plan::Lost { address }, target.uffd.poison(address));
+                    }
+                };
+                target.uffd.copy(address, std::slice::from_ref(page_of_buffer))
             }
             Plan::Fetch { address, page, pages } => {
                 let clear = target.clear_pages(address, pages);

@@ -25,6 +25,7 @@ impl Driver {
         if self.targets.iter().flatten().any(|target| target.flight != Flight::Idle) {
             return;
         }
+        self.hands.finish_reading(true, &mut self.core);
         let Some(reply) = self.release.as_ref().map(|release| release.reply.clone()) else { return };
         let mut outside = Vec::with_capacity(PAGES_PER_TURN);
         self.core.outside(PAGES_PER_TURN, &mut outside);

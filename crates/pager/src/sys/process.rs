@@ -65,21 +65,23 @@ pub fn write_memory(pid: i32, address: Address, from: &[u8]) -> io::Result<()> {
     complete(done, from.len())
 }
 
-/// Reads consecutive pages from `address` of `pid` on, the n-th into `buffers[order[n]]`, in one call.
+/// Reads consecutive pages from `address` of `pid` on, at most a batch, each into the next of `into`, in one call.
 ///
 /// # Errors
 /// As [`read_memory`].
-pub fn read_pages(pid: i32, address: Address, buffers: &mut [Page], order: &[usize]) -> io::Result<()> {
+pub fn read_pages<'a>(pid: i32, address: Address, into: impl Iterator<Item = &'a mut Page>) -> io::Result<()> {
     /// The most pages a capture holds, well below the kernel's limit of 1024 vectors.
     const VECTORS: usize = super::agent::BATCH_PAGES;
     let mut vectors = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; VECTORS];
-    for (vector, &at) in vectors[..order.len()].iter_mut().zip(order) {
-        *vector = libc::iovec { iov_base: buffers[at].as_mut_ptr().cast(), iov_len: PAGE_BYTES };
+    let mut count = 0;
+    for (vector, page) in vectors.iter_mut().zip(into) {
+        *vector = libc::iovec { iov_base: page.as_mut_ptr().cast(), iov_len: PAGE_BYTES };
+        count += 1;
     }
-    if order.is_empty() {
+    if count == 0 {
         return Ok(());
     }
-    read_vectors(pid, &vectors[..order.len()], address, order.len() * PAGE_BYTES)
+    read_vectors(pid, &vectors[..count], address, count * PAGE_BYTES)
 }
 
 fn read_vectors(pid: i32, local: &[libc::iovec], address: Address, bytes: usize) -> io::Result<()> {

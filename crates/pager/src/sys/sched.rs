@@ -20,6 +20,12 @@ pub fn thread_id() -> i32 {
     unsafe { libc::gettid() }
 }
 
+/// The CPU that the calling thread is on, for now.
+pub fn current_cpu() -> Option<usize> {
+    // SAFETY: no arguments.
+    usize::try_from(unsafe { libc::sched_getcpu() }).ok()
+}
+
 /// Sets the class of `thread` (0: the calling one).
 ///
 /// # Errors

@@ -263,7 +263,14 @@ pub(crate) fn wait(descriptor: BorrowedFd<'_>, at_most: Duration) {
 
 impl<P: Protocol> Store for Remote<P> {
     fn put(&mut self, page: &Page, previous: Option<Handle>) -> Result<Put, StoreError> {
-        let checksum = self.hash.of(page);
+        self.put_hashed(page, self.hash.of(page), previous)
+    }
+
+    fn page_hash(&self) -> Option<PageHash> {
+        Some(self.hash.clone())
+    }
+
+    fn put_hashed(&mut self, page: &Page, checksum: u64, previous: Option<Handle>) -> Result<Put, StoreError> {
         if let Some(previous) = previous {
             match self.has(previous, checksum) {
                 Some(State::Putting) => return Ok(Put::Pending(previous)),

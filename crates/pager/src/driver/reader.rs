@@ -1,0 +1,173 @@
+//! Reads captured pages out of staging, and hashes them for the store: on another CPU where that is free, as the fault
+//! thread shares its own with the threads that fault (docs/decisions/0019). Meanwhile a fault on one of the pages is served
+//! from staging.
+//!
+//! The pages' memory goes with the job and comes back with it, so the two threads never share any.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicI32;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+
+use spillway_core::evict::Bytes;
+use spillway_core::page::BufferIndex;
+use spillway_core::pager::Pager;
+use spillway_core::{Address, Page, PageIndex};
+use spillway_store::{PageHash, is_zero};
+
+use super::buffers::{Aligned, Buffers};
+use crate::sys::agent::BATCH_PAGES;
+use crate::sys::fd::Bell;
+use crate::sys::process::{read_memory, read_pages};
+use crate::sys::sched::thread_id;
+
+/// Fewer pages than this are read sooner than another CPU wakes up.
+const WORTH_PAGES: usize = 32;
+
+/// One batch.
+struct Job {
+    pid: i32,
+    staging: Address,
+    /// In the order of staging.
+    items: Vec<Item>,
+    hash: Option<PageHash>,
+}
+
+struct Item {
+    page: Box<Aligned>,
+    bytes: Bytes,
+    hash: Option<u64>,
+}
+
+impl Job {
+    fn run(&mut self) {
+        let read = read_pages(self.pid, self.staging, self.items.iter_mut().map(|item| &mut item.page.0));
+        for item in &mut self.items {
+            item.bytes = match &read {
+                // They were moved away, and there is no other copy: zeros must not take their place.
+                Err(_) => Bytes::Lost,
+                Ok(()) if is_zero(&item.page.0) => Bytes::Zero,
+                Ok(()) => Bytes::Here,
+            };
+            let hash = self.hash.as_ref().filter(|_| item.bytes == Bytes::Here);
+            item.hash = hash.map(|hash| hash.of(&item.page.0));
+        }
+    }
+}
+
+/// Where the job is.
+enum Place {
+    /// Here, and not begun.
+    Spare(Job),
+    /// With the thread.
+    Away,
+    /// Here, and done.
+    Done(Job),
+}
+
+/// See the module's documentation.
+pub(super) struct Reader {
+    /// The thread's id, once it runs.
+    thread: Arc<AtomicI32>,
+    jobs: SyncSender<Job>,
+    done: Receiver<Job>,
+    place: Place,
+    /// Where the job under way reads.
+    staging: (i32, Address),
+    /// Its pages, in the order of staging; none where nothing was moved.
+    order: Vec<(Option<PageIndex>, BufferIndex)>,
+}
+
+impl Reader {
+    /// A reader with a thread of its own, if one can be had, which rings `bell` when it has read.
+    pub(super) fn new(hash: Option<PageHash>, bell: Arc<Bell>) -> Self {
+        let (jobs, to_do) = sync_channel::<Job>(1);
+        let (ready, done) = sync_channel(1);
+        let thread = Arc::new(AtomicI32::new(0));
+        let its = Arc::clone(&thread);
+        let work = move || {
+            its.store(thread_id(), Relaxed);
+            for mut job in to_do {
+                job.run();
+                if ready.send(job).is_err() {
+                    return;
+                }
+                bell.ring();
+            }
+        };
+        // Without it, the channel is closed, and all is read here.
+        let _ = std::thread::Builder::new().name("reader".into()).spawn(work);
+        let job = Job { pid: 0, staging: Address(0), items: Vec::with_capacity(BATCH_PAGES), hash };
+        let order = Vec::with_capacity(BATCH_PAGES);
+        Self { thread, jobs, done, place: Place::Spare(job), staging: (0, Address(0)), order }
+    }
+
+    /// The other thread; 0 when there is none.
+    pub(super) fn thread(&self) -> i32 {
+        self.thread.load(Relaxed)
+    }
+
+    /// Whether pages are being read. Nothing may be captured meanwhile, nor staging dropped, nor a buffer taken.
+    pub(super) fn is_at_work(&self) -> bool {
+        !matches!(self.place, Place::Spare(_))
+    }
+
+    /// Notes the next page of staging, if it was moved there, and the buffer that was set aside for it.
+    pub(super) fn note(&mut self, page: Option<PageIndex>, buffer: BufferIndex) {
+        self.order.push((page, buffer));
+    }
+
+    /// Begins to read what was noted: on the other thread if that may be, and is worth it. [`Reader::finish`] is next.
+    pub(super) fn begin(&mut self, pid: i32, staging: Address, elsewhere: bool, buffers: &mut Buffers) {
+        let Place::Spare(mut job) = std::mem::replace(&mut self.place, Place::Away) else {
+            unreachable!("nothing is captured while pages are being read")
+        };
+        (job.pid, job.staging) = (pid, staging);
+        self.staging = (pid, staging);
+        let item = |buffer| Item { page: buffers.lend(buffer), bytes: Bytes::Lost, hash: None };
+        job.items.extend(self.order.iter().map(|(_, buffer)| *buffer).map(item));
+        if elsewhere && job.items.len() >= WORTH_PAGES {
+            match self.jobs.try_send(job) {
+                Ok(()) => return,
+                Err(TrySendError::Full(back) | TrySendError::Disconnected(back)) => job = back,
+            }
+        }
+        job.run();
+        self.place = Place::Done(job);
+    }
+
+    /// Takes over what was read, if it has been; waits for that if told to. True when nothing is under way any more.
+    pub(super) fn finish(&mut self, wait: bool, buffers: &mut Buffers, core: &mut Pager) -> bool {
+        let mut job = match std::mem::replace(&mut self.place, Place::Away) {
+            Place::Done(job) => job,
+            Place::Spare(job) => {
+                self.place = Place::Spare(job);
+                return true;
+            }
+            Place::Away if wait => self.done.recv().expect("the reader ends after this"),
+            Place::Away => match self.done.try_recv() {
+                Ok(job) => job,
+                Err(_) => return false,
+            },
+        };
+        for (item, (page, buffer)) in job.items.drain(..).zip(self.order.drain(..)) {
+            buffers.give_back(buffer, item.page, item.hash);
+            if let Some(page) = page {
+                core.read(page, buffer, item.bytes);
+            }
+        }
+        self.place = Place::Spare(job);
+        true
+    }
+
+    /// Copies from staging what is being read into `buffer`.
+    ///
+    /// # Errors
+    /// When it cannot be read, which loses the page.
+    pub(super) fn copy(&self, buffer: BufferIndex, into: &mut Page) -> io::Result<()> {
+        let at = self.order.iter().position(|(_, its)| *its == buffer).ok_or(io::ErrorKind::NotFound)?;
+        let (pid, staging) = self.staging;
+        read_memory(pid, staging.plus_pages(at as u64), into)
+    }
+}
