@@ -9,11 +9,12 @@ pub fn check(text: &str) {
         let before = settings;
         match settings.set(line) {
             Ok(()) => {
-                let Settings { policy, evict, scope } = settings;
+                let Settings { policy, evict, scope, block } = settings;
                 let named = [
                     format!("policy={}", policy.name()),
                     format!("evict={}", evict.name()),
                     format!("scope={}", scope.name()),
+                    format!("block={}", block.name()),
                 ];
                 assert!(named.iter().any(|name| name == line), "{line:?} set {named:?}");
             }

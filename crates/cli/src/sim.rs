@@ -4,13 +4,13 @@ mod plot;
 mod report;
 
 use crate::failure::{FAILED, Failure};
+use crate::replacement::block;
 use crate::{say, trace};
 pub(crate) use report::faithful;
 use report::{Case, Report};
 use spillway_core::PAGE_BYTES_U64;
-use spillway_core::policy::{Kind, Scheme};
+use spillway_core::policy::{Block, Kind, Scheme};
 use spillway_core::size::{Bytes, parse_bytes};
-use spillway_core::streams::BLOCK_PAGES_MAX;
 use spillway_study::optimal::optimum;
 use spillway_study::references::References;
 use spillway_study::replay::{Costs, LOCAL_PAGES_LEAST, Setting, replay};
@@ -36,9 +36,9 @@ pub(crate) struct Args {
     /// When pages leave, with commas between: pre-evict, on-demand
     #[arg(long, value_name = "SCHEME,..", value_delimiter = ',', default_value = Scheme::default().name())]
     evict: Vec<Scheme>,
-    /// The most that one fault moves: 4K to 64K
-    #[arg(long, value_name = "SIZE", default_value = "64K")]
-    block: String,
+    /// How many adjacent pages move together, with commas between: elastic, 4k, 8k, 16k, 32k, 64k
+    #[arg(long, value_name = "BLOCK,..", value_delimiter = ',', value_parser = block, default_value = Block::default().name())]
+    block: Vec<Block>,
     /// What a page takes to cross the link to the pool; one crosses at a time
     #[arg(long, value_name = "TIME", default_value = "4us")]
     link: String,
@@ -76,7 +76,6 @@ enum Contestant {
 /// Replays, and prints what came out.
 pub(crate) fn sim(args: &Args) -> Result<u8, Failure> {
     let contestants = contestants(&args.policy)?;
-    let block_pages = block_pages(&args.block)?;
     let ns = |text: &str| trace::time(text).map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
     let (link_ns, capture_ns, reference_ns) = (ns(&args.link)?, ns(&args.capture)?, ns(&args.reference)?);
     let fault_ns = args.fault.as_deref().map(ns).transpose()?;
@@ -91,7 +90,7 @@ pub(crate) fn sim(args: &Args) -> Result<u8, Failure> {
     }
     let fault_ns = fault_ns.or(references.refault_ns()).unwrap_or(FAULT_NS);
     let costs = Costs { link_ns, fault_ns, capture_ns };
-    let mut report = Report::new(&args.file, &references, about, costs, block_pages);
+    let mut report = Report::new(&args.file, &references, about, costs);
     for local in &args.local {
         let pages = local_pages(local, references.peak_pages())?;
         for &contestant in &contestants {
@@ -99,10 +98,14 @@ pub(crate) fn sim(args: &Args) -> Result<u8, Failure> {
                 Contestant::Optimum => {
                     report.cases.push(Case::optimum(local, pages, optimum(&references, pages), &references, costs));
                 }
-                Contestant::Policy(policy) => report.cases.extend(args.evict.iter().map(|&scheme| {
-                    let setting = Setting { local_pages: pages, policy, scheme, block_pages, costs };
-                    Case::replayed(local, setting, replay(&references, setting), &references)
-                })),
+                Contestant::Policy(policy) => {
+                    let each =
+                        args.evict.iter().flat_map(|&scheme| args.block.iter().map(move |&block| (scheme, block)));
+                    report.cases.extend(each.map(|(scheme, block)| {
+                        let setting = Setting { local_pages: pages, policy, scheme, block, costs };
+                        Case::replayed(local, setting, replay(&references, setting), &references)
+                    }));
+                }
             }
         }
     }
@@ -126,15 +129,6 @@ fn contestants(names: &[String]) -> Result<Vec<Contestant>, Failure> {
     };
     let found: Result<_, _> = names.iter().map(known).collect();
     found.map_err(|error| Failure::refused(format!("{error}, {OPTIMUM}")))
-}
-
-fn block_pages(text: &str) -> Result<u64, Failure> {
-    let bytes = parse_bytes(text).map_err(|error| Failure::refused(error.to_string()))?;
-    let pages = bytes / PAGE_BYTES_U64;
-    if bytes % PAGE_BYTES_U64 != 0 || !(1..=BLOCK_PAGES_MAX).contains(&pages) {
-        return Err(Failure::refused(format!("a block of {text} cannot be: give 4K to 64K, in whole pages of 4K")));
-    }
-    Ok(pages)
 }
 
 /// A budget in pages, of a program that has `all` of them.
@@ -181,8 +175,6 @@ mod tests {
     fn what_cannot_be_replayed_is_refused_with_a_remedy() {
         for (failed, word) in [
             (contestants(&["random".into()]).expect_err("no policy"), "sieve, opt"),
-            (block_pages("5K").expect_err("no block"), "4K to 64K"),
-            (block_pages("128K").expect_err("too large"), "4K to 64K"),
             (local_pages("0%", 1000).expect_err("nothing"), "1% to 100%"),
             (local_pages("1%", 1000).expect_err("too little"), "give --local more"),
             (local_pages("half", 1000).expect_err("no size"), "such as 512M"),

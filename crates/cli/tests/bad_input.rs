@@ -54,13 +54,14 @@ fn settings_that_do_not_exist_name_those_that_do() {
         ("policy", "rr, clock, fifo, lru, lru3, s3fifo, sieve"),
         ("evict", "on-demand, pre-evict"),
         ("scope", "target, global"),
+        ("block", "elastic, 4k, 8k, 16k, 32k, 64k"),
     ] {
         let flag = format!("--{key}=nosuch");
         assert!(refusal(&["run", &flag, "--", "true"]).contains(valid), "{key}");
         assert!(refusal(&["attach", &flag, "1"]).contains(valid), "{key}");
         assert!(refusal(&["set", "1", &format!("{key}=nosuch")]).contains(valid), "{key}");
     }
-    assert!(refusal(&["set", "1", "nosuch=1"]).contains("the keys are policy, evict, scope"));
+    assert!(refusal(&["set", "1", "nosuch=1"]).contains("the keys are policy, evict, scope, block"));
     assert!(refusal(&["set", "1", "policy"]).contains("KEY=VALUE"));
     // One that is wrong refuses all, before anyone is asked.
     assert!(refusal(&["set", "1", "policy=lru", "evict=never"]).contains("on-demand"));

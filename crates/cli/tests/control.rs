@@ -73,11 +73,12 @@ fn an_adopted_process_is_listed_resized_and_let_go() {
     let resized = done(&["resize", &sleeper.pid(), "16M"]);
     assert_eq!((resized.status.code(), err(&resized).as_str()), (Some(0), ""));
     await_budget(&sleeper.pid(), 16 << 20);
-    let names = |entry: &Value| ["policy", "evict", "scope"].map(|key| entry[key].as_str().unwrap_or("").to_owned());
-    assert_eq!(names(&listed(&sleeper.pid()).expect("listed")), ["clock", "pre-evict", "global"]);
-    let set = done(&["set", &sleeper.pid(), "policy=lru3", "scope=target"]);
+    let names =
+        |entry: &Value| ["policy", "evict", "scope", "block"].map(|key| entry[key].as_str().unwrap_or("").to_owned());
+    assert_eq!(names(&listed(&sleeper.pid()).expect("listed")), ["clock", "pre-evict", "global", "elastic"]);
+    let set = done(&["set", &sleeper.pid(), "policy=lru3", "scope=target", "block=16k"]);
     assert_eq!((set.status.code(), err(&set).as_str()), (Some(0), ""));
-    assert_eq!(names(&listed(&sleeper.pid()).expect("listed")), ["lru3", "pre-evict", "target"]);
+    assert_eq!(names(&listed(&sleeper.pid()).expect("listed")), ["lru3", "pre-evict", "target", "16k"]);
     let again = done(&["attach", &sleeper.pid()]);
     assert_eq!(again.status.code(), Some(2));
     assert!(err(&again).contains("managed already"), "{}", err(&again));

@@ -1,6 +1,6 @@
 //! Choosing what to capture: victims, as policies give them, become runs of adjacent pages of one target.
 
-use crate::evict::Run;
+use crate::evict::{BATCH_PAGES_MAX, Run};
 use crate::page::Entry;
 use crate::pager::Pager;
 use crate::policy::{Pages, Policy, Refusal};
@@ -42,6 +42,15 @@ impl Pager {
         whose
     }
 
+    /// How many pages beyond `most` a batch may have, lest a block leave in two.
+    fn batch_slack(&self, most: u64) -> u64 {
+        if self.store_full {
+            return 0;
+        }
+        let limit = self.capturable_pages().min(BATCH_PAGES_MAX);
+        limit.saturating_sub(most).min(BLOCK_PAGES_MAX - 1)
+    }
+
     /// Victims in the table's order.
     fn sweep(
         &mut self,
@@ -52,13 +61,29 @@ impl Pager {
     ) -> Option<TargetId> {
         let alone = self.replacement.is_told();
         let mut left = most;
+        // Beyond that, only what is left of the last page's block.
+        let mut more = self.batch_slack(most);
+        let mut block_ends: Option<PageIndex> = None;
+        let setting = self.replacement.settings().block;
         let mut whose: Option<TargetId> = None;
         let mut last: Option<Run> = None;
         let mut region: Option<Region> = None;
         let mut first: Option<PageIndex> = None;
         let mut pages = Pages::new(&mut self.table);
-        while left > 0 {
+        while left + more > 0 {
             let Some(page) = policy.next(&mut pages) else { break };
+            if left == 0 {
+                let ends = *block_ends.get_or_insert_with(|| {
+                    let before = last.map_or(page, |run| PageIndex(run.page.0 + run.pages - 1));
+                    Self::block_end(setting, pages.area(before), before)
+                });
+                let goes_on = last.is_some_and(|run| run.page.plus(run.pages) == page && page < ends);
+                if !goes_on {
+                    policy.step_back();
+                    break;
+                }
+                (left, more) = (1, more - 1);
+            }
             if first == Some(page) {
                 // All the way round: from here on, pages would be chosen twice.
                 break;
@@ -78,7 +103,7 @@ impl Pager {
             if let Some(run) = &mut last
                 && whose == Some(target)
                 && page == run.page.plus(run.pages)
-                && run.pages < BLOCK_PAGES_MAX
+                && !page.0.is_multiple_of(BLOCK_PAGES_MAX)
             {
                 run.pages += 1;
                 left -= 1;
@@ -139,7 +164,9 @@ impl Pager {
             region = there;
             let Some(address) = there.and_then(|there| there.address_of(page)) else { continue };
             match &mut last {
-                Some(run) if same && page == run.page.plus(run.pages) && run.pages < BLOCK_PAGES_MAX => run.pages += 1,
+                Some(run) if same && page == run.page.plus(run.pages) && !page.0.is_multiple_of(BLOCK_PAGES_MAX) => {
+                    run.pages += 1;
+                }
                 _ => runs.extend(last.replace(Run { address, page, pages: 1 })),
             }
         }

@@ -1,18 +1,21 @@
 //! The pager's pure centre: no thread, no socket, no clock, no unsafe code.
 #![forbid(unsafe_code)]
 
+pub mod blocks;
 mod captures;
 pub mod evict;
 pub mod mappings;
 pub mod page;
 pub mod pager;
 pub mod policy;
+mod reach;
 pub mod regions;
 pub mod sample;
 pub mod size;
 pub mod streams;
 pub mod table;
 pub mod time;
+pub mod trend;
 pub mod units;
 pub mod window;
 

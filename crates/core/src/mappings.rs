@@ -71,6 +71,7 @@ impl Pager {
         let mut mapped = false;
         self.for_each_used(target, span, |pager, page, entry| {
             mapped |= entry.state() == State::Mapped;
+            pager.part(page);
             pager.step(page, Step::Remove);
         });
         mapped
@@ -97,6 +98,7 @@ impl Pager {
     }
 
     fn forget_all(&mut self, target: TargetId, span: Span) {
+        self.cut_out(target, span);
         self.for_each_used(target, span, |pager, page, entry| pager.forget(page, entry));
         self.regions.remove(target, span);
     }
@@ -105,6 +107,7 @@ impl Pager {
     pub fn remapped(&mut self, target: TargetId, span: Span, to: Address) {
         let there = Span::of_pages(to, span.pages());
         self.forget_all(target, there);
+        self.cut_out(target, span);
         self.regions.relocate(target, span, to);
         // A removal under way goes by address: it has happened, or will happen elsewhere.
         self.for_each_removing(target, there, Step::RemoveSpared);
@@ -177,7 +180,16 @@ impl Pager {
         }
     }
 
+    /// No block has pages in `span` and beside it.
+    fn cut_out(&mut self, target: TargetId, span: Span) {
+        for part in self.regions.within(target, span) {
+            self.part_before(part.first);
+            self.part_before(part.first.plus(part.span.pages()));
+        }
+    }
+
     fn forget(&mut self, page: PageIndex, entry: Entry) {
+        self.part(page);
         self.step(page, Step::Remove);
         if entry.state() == State::Mapped {
             self.step(page, Step::RemoveDone);

@@ -30,7 +30,7 @@ pub type HandleBits = std::num::NonZeroU32;
 pub struct BufferIndex(pub u32);
 
 /// Buffers that an entry can name.
-pub const BUFFERS_MAX: usize = 1 << 24;
+pub const BUFFERS_MAX: usize = 1 << 22;
 
 /// Where a page is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,12 +98,19 @@ pub enum Step {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry(u64);
 
-// Layout: bits 0..4 state, 4 referenced, 5 stuck, 6 removing, 8..32 buffer, 32..64 handle (0: none).
-const STATE_MASK: u64 = 0xf;
+// Layout: bits 0..3 state, 3 joined, 4 referenced, 5 stuck, 6 removing, 7 used, 8 ahead, 9 stretched, 10..32 buffer, 32..64 handle (0:
+// none).
+const STATE_MASK: u64 = 0x7;
+const JOINED: u64 = 1 << 3;
 const REFERENCED: u64 = 1 << 4;
 const STUCK: u64 = 1 << 5;
 const REMOVING: u64 = 1 << 6;
-const BUFFER_SHIFT: u32 = 8;
+const USED: u64 = 1 << 7;
+const AHEAD: u64 = 1 << 8;
+const STRETCHED: u64 = 1 << 9;
+/// What outlives every step: it is about the block, and about its stay in local memory, not about the page's.
+const BLOCK_MARKS: u64 = JOINED | USED | AHEAD | STRETCHED;
+const BUFFER_SHIFT: u32 = 10;
 const BUFFER_MASK: u64 = (BUFFERS_MAX as u64 - 1) << BUFFER_SHIFT;
 const HANDLE_SHIFT: u32 = 32;
 const HANDLE_MASK: u64 = 0xffff_ffff << HANDLE_SHIFT;
@@ -154,7 +161,7 @@ impl Entry {
     /// The buffer that holds it, when it is inactive or being written.
     pub fn buffer(self) -> Option<BufferIndex> {
         matches!(self.state(), State::Inactive | State::Writing)
-            .then(|| BufferIndex(u32::try_from((self.0 & BUFFER_MASK) >> BUFFER_SHIFT).expect("24 bits fit in 32")))
+            .then(|| BufferIndex(u32::try_from((self.0 & BUFFER_MASK) >> BUFFER_SHIFT).expect("22 bits fit in 32")))
     }
 
     /// The store's handle: the page's only copy when it is remote, else its clean copy.
@@ -190,6 +197,62 @@ impl Entry {
         self.0 |= STUCK;
     }
 
+    /// Whether it was refused, and not passed over since. Of a page that is outside: what would have come before it could
+    /// not be installed.
+    pub fn is_stuck(self) -> bool {
+        self.0 & STUCK != 0
+    }
+
+    /// Whether it is in one block with the page before it ([`crate::blocks`]).
+    pub fn is_joined(self) -> bool {
+        self.0 & JOINED != 0
+    }
+
+    /// Whether it is known to have been used since its block was last outside as a whole.
+    pub fn is_used(self) -> bool {
+        self.0 & USED != 0
+    }
+
+    /// Whether it last came without having been asked for.
+    pub fn is_ahead(self) -> bool {
+        self.0 & AHEAD != 0
+    }
+
+    /// Whether it was joined to the page before it since their block was last outside as a whole.
+    pub fn is_stretched(self) -> bool {
+        self.0 & STRETCHED != 0
+    }
+
+    /// Puts it into one block with the page before it.
+    pub(crate) fn join(&mut self) {
+        self.0 |= JOINED | STRETCHED;
+    }
+
+    /// It begins a block.
+    pub(crate) fn part(&mut self) {
+        self.0 &= !(JOINED | STRETCHED);
+    }
+
+    /// It came because it was asked for.
+    pub(crate) fn set_asked(&mut self) {
+        self.0 = self.0 & !AHEAD | USED;
+    }
+
+    /// It came without having been asked for.
+    pub(crate) fn set_ahead(&mut self) {
+        self.0 = self.0 & !USED | AHEAD;
+    }
+
+    /// It was touched while it was local, however it had come.
+    pub(crate) fn set_used(&mut self) {
+        self.0 |= USED;
+    }
+
+    /// Its block is outside: what was known of its use is no more.
+    pub(crate) fn forget_use(&mut self) {
+        self.0 &= !(USED | AHEAD | STRETCHED);
+    }
+
     /// The only way from one state to another.
     ///
     /// # Errors
@@ -198,33 +261,34 @@ impl Entry {
         use State::{Fetching, Inactive, Lost, Mapped, Remote, Untouched, Writing};
         let (old, state) = (*self, self.state());
         let mut released = Released::default();
+        let blank = Self(old.0 & BLOCK_MARKS);
         *self = match (state, step) {
-            (Untouched, Step::Fill | Step::Find) => Self::UNTOUCHED.with_state(Mapped),
+            (Untouched, Step::Fill | Step::Find) => blank.with_state(Mapped),
             (Mapped, Step::Find) => old,
             // A fault on a mapped page: the target's own removal was carried out, so it reads as zeros from now on.
             (Mapped, Step::Fill) => {
                 released.handle = old.handle();
-                Self::UNTOUCHED.with_state(Mapped)
+                blank.with_state(Mapped)
             }
             (Mapped, Step::Capture(buffer)) if !old.is_removing() => {
-                Self::UNTOUCHED.with_state(Inactive).with_buffer(buffer).with_handle(old.handle())
+                blank.with_state(Inactive).with_buffer(buffer).with_handle(old.handle())
             }
             (Inactive, Step::ReadZero) => {
                 released = Released { buffer: old.buffer(), handle: old.handle() };
-                Self::UNTOUCHED
+                blank
             }
             (Inactive, Step::ReadLost) => {
                 released = Released { buffer: old.buffer(), handle: old.handle() };
-                Self::LOST
+                blank.with_state(Lost)
             }
             (Inactive | Writing, Step::Refault) => {
                 released.buffer = old.buffer();
-                Self::UNTOUCHED.with_state(Mapped).with_handle(old.handle())
+                blank.with_state(Mapped).with_handle(old.handle())
             }
             (Inactive, Step::Write) => old.with_state(Writing),
             (Writing, Step::Written(handle)) => {
                 released.buffer = old.buffer();
-                Self::remote(handle)
+                blank.with_state(Remote).with_handle(Some(handle))
             }
             (Writing, Step::Hand(handle)) => old.with_handle(Some(handle)),
             (Writing, Step::Keep) => old.with_state(Inactive),
@@ -235,21 +299,21 @@ impl Entry {
                 old.with_handle(None)
             }
             (Remote, Step::Fetch) => old.with_state(Fetching),
-            (Fetching, Step::Install) => Self::UNTOUCHED.with_state(Mapped).with_handle(old.handle()),
+            (Fetching, Step::Install) => blank.with_state(Mapped).with_handle(old.handle()),
             (Fetching, Step::PutBack) => old.with_state(Remote),
             (Fetching, Step::Lose) => {
                 released.handle = old.handle();
-                Self::UNTOUCHED.with_state(Lost)
+                blank.with_state(Lost)
             }
             (Mapped, Step::Remove) => {
                 released.handle = old.handle();
-                Self(Mapped as u64 | REMOVING)
+                Self(blank.with_state(Mapped).0 | REMOVING)
             }
-            (Mapped, Step::RemoveDone) if old.is_removing() => Self::UNTOUCHED,
+            (Mapped, Step::RemoveDone) if old.is_removing() => blank,
             (Mapped, Step::RemoveSpared) => Self(old.0 & !REMOVING),
             (Untouched | Inactive | Writing | Remote | Fetching | Lost, Step::Remove) => {
                 released = Released { buffer: old.buffer(), handle: old.handle() };
-                Self::UNTOUCHED
+                blank
             }
             _ => return Err(Illegal { state, step }),
         };

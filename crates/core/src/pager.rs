@@ -9,14 +9,17 @@
 
 use std::collections::VecDeque;
 
+use crate::blocks::Accuracy;
 use crate::evict::BATCH_PAGES_MAX;
 use crate::mappings::Vacated;
-use crate::page::{BufferIndex, Entry, HandleBits, Released, State, Step};
+use crate::page::{BufferIndex, Entry, HandleBits, Illegal, Released, State, Step};
 use crate::policy::replacement::Replacement;
 use crate::policy::{Arrival, Refusal, Settings};
-use crate::regions::Regions;
+use crate::reach::Reach;
+use crate::regions::{Region, Regions};
 use crate::streams::{BLOCK_PAGES_MAX, Streams};
 use crate::table::{Hand, Table};
+use crate::trend::Trend;
 use crate::units::{Address, PageIndex, TargetId};
 
 /// How much may be local.
@@ -56,6 +59,16 @@ pub struct Counters {
     pub stuck_pages: u64,
     /// Pages lost by the store.
     pub lost_pages: u64,
+    /// Pages fetched that no fault had asked for.
+    pub prefetched_pages: u64,
+    /// Such pages, or what stands for them, whose use showed or failed to.
+    pub sampled_pages: u64,
+    /// Of those, the used ones.
+    pub sampled_used_pages: u64,
+    /// Blocks that became one with their buddy.
+    pub stretches: u64,
+    /// Blocks that fell apart, because half of them or less was used.
+    pub reductions: u64,
     /// The most pages that were local at one time, but for those that a scan had just found beyond the budget.
     pub local_peak_pages: u64,
     /// The most pages that were local at one time.
@@ -91,6 +104,8 @@ pub enum Plan {
         page: PageIndex,
         /// How many, at most [`crate::streams::BLOCK_PAGES_MAX`].
         pages: u64,
+        /// How many of them come before the page that the fault is about.
+        asked: u64,
     },
     /// The page is lost: poison it.
     Lost {
@@ -136,13 +151,12 @@ pub enum Served {
     Later,
 }
 
-/// What is left of a stream's block: pages `next` to `end` from `page` on.
-#[derive(Clone, Copy, Debug)]
+/// What else a fetch reaches: from `next` on.
+#[derive(Clone, Debug)]
 struct Ahead {
-    address: Address,
-    page: PageIndex,
+    region: Region,
+    reach: Reach,
     next: u64,
-    end: u64,
     room: u64,
 }
 
@@ -164,11 +178,14 @@ pub struct Blocks {
     pub fill_pages: u64,
     /// Fetched.
     pub fetch_pages: u64,
+    /// How often pages that come along must be used, for elastic blocks to come whole.
+    pub enough: Accuracy,
 }
 
 impl Blocks {
     /// What streams are worth: full blocks.
-    pub const LARGEST: Self = Self { fill_pages: BLOCK_PAGES_MAX, fetch_pages: BLOCK_PAGES_MAX };
+    pub const LARGEST: Self =
+        Self { fill_pages: BLOCK_PAGES_MAX, fetch_pages: BLOCK_PAGES_MAX, enough: Accuracy::ENOUGH };
 }
 
 /// The table and the policies over it. See the module's documentation.
@@ -176,10 +193,13 @@ pub struct Pager {
     pub(crate) regions: Regions,
     pub(crate) table: Table,
     pub(crate) streams: Vec<Streams>,
+    pub(crate) trends: Vec<Trend>,
     pub(crate) replacement: Replacement,
     home_hand: Hand,
     clean_hand: Hand,
-    ahead: Ahead,
+    ahead: Option<Ahead>,
+    /// A lot that is drawn: nobody depends on it but which page is left out of a block.
+    pub(crate) random: u64,
     pub(crate) free_buffers: Vec<BufferIndex>,
     pub(crate) inactive: VecDeque<PageIndex>,
     pub(crate) released: Vec<HandleBits>,
@@ -211,10 +231,12 @@ impl Pager {
             regions: Regions::default(),
             table: Table::default(),
             streams: Vec::new(),
+            trends: Vec::new(),
             replacement: Replacement::new(BATCH_PAGES_MAX),
             home_hand: Hand::default(),
             clean_hand: Hand::default(),
-            ahead: Ahead { address: Address(0), page: PageIndex(0), next: 0, end: 0, room: 0 },
+            ahead: None,
+            random: 0x9E37_79B9_7F4A_7C15,
             free_buffers: (0..config.buffers).rev().map(BufferIndex).collect(),
             // Twice the buffers: a page that was stolen or removed leaves its place in the queue behind.
             inactive: VecDeque::with_capacity(2 * buffers),
@@ -239,6 +261,7 @@ impl Pager {
     /// A new address space.
     pub fn add_target(&mut self) -> TargetId {
         self.streams.push(Streams::default());
+        self.trends.push(Trend::default());
         self.replacement.add_target();
         TargetId(u32::try_from(self.streams.len() - 1).expect("fewer processes than 2^32"))
     }
@@ -382,7 +405,7 @@ impl Pager {
     /// What to do about a fault at `address`.
     pub fn fault(&mut self, target: TargetId, address: Address) -> Plan {
         let address = address.page();
-        self.ahead.end = 0;
+        self.ahead = None;
         let Some(region) = self.regions.at(target, address) else {
             return Plan::Zero { address, pages: 1, page: None };
         };
@@ -400,38 +423,79 @@ impl Pager {
                 self.replacement.note_short();
                 Plan::NoRoom
             }
-            State::Untouched | State::Remote => {
+            State::Untouched => {
                 let most = region.span.end.pages_since(address).min(room);
-                let longest = if state == State::Untouched { self.blocks.fill_pages } else { self.blocks.fetch_pages };
+                let longest = self.replacement.settings().block.pages().unwrap_or(BLOCK_PAGES_MAX);
+                let longest = longest.min(self.blocks.fill_pages);
                 let wanted = self.streams[target.0 as usize].suggest(page, longest).min(most);
                 let alike = self.alike(page, wanted);
-                if state == State::Untouched {
-                    self.streams[target.0 as usize].moved(page, alike);
-                    Plan::Zero { address, pages: alike, page: Some(page) }
-                } else {
-                    (0..alike).for_each(|i| self.step(page.plus(i), Step::Fetch));
-                    self.ahead = Ahead { address, page, next: alike, end: wanted, room: room - alike };
-                    Plan::Fetch { address, page, pages: alike }
-                }
+                self.streams[target.0 as usize].moved(page, alike);
+                Plan::Zero { address, pages: alike, page: Some(page) }
+            }
+            State::Remote => {
+                let reach = self.reach(target, &region, page, room);
+                let run = self.run_around(page, &reach);
+                let fetch = self.fetch(&region, run.clone(), page.0 - run.start);
+                let room = room - (run.end - run.start);
+                self.ahead = Some(Ahead { region, next: reach.pages.start, reach, room });
+                fetch
             }
             State::Fetching => Plan::Coming,
             State::Inactive | State::Writing => unreachable!("buffered pages were answered above"),
         }
     }
 
-    /// What else to fetch for the stream of the fault that [`Pager::fault`] was last asked about: the next remote pages
-    /// of its block, behind pages that are in the target already. None when there are no more.
+    /// What else to fetch for the fault that [`Pager::fault`] was last asked about: the next remote pages of its block and of
+    /// its stream, beyond pages that are there already. None when there are no more.
     pub fn ahead(&mut self) -> Option<Plan> {
-        let Ahead { address, page, next, end, room } = self.ahead;
-        let from = (next..end).find(|&i| self.table.get(page.plus(i)).state() == State::Remote)?;
-        let pages = self.alike(page.plus(from), (end - from).min(room));
-        if pages == 0 {
+        let Ahead { region, reach, next, room } = self.ahead.take()?;
+        let comes = |index: &u64| self.comes(PageIndex(*index), &reach);
+        let Some(from) = (next..reach.pages.end).find(comes) else { return self.stride_ahead(region, reach, room) };
+        let most = reach.pages.end.min(from + room.min(BLOCK_PAGES_MAX));
+        let end = (from..most).find(|index| !comes(index)).unwrap_or(most);
+        if end == from {
             return None;
         }
-        self.ahead.next = from + pages;
-        self.ahead.room -= pages;
-        (from..from + pages).for_each(|i| self.step(page.plus(i), Step::Fetch));
-        Some(Plan::Fetch { address: address.plus_pages(from), page: page.plus(from), pages })
+        let fetch = self.fetch(&region, from..end, 0);
+        self.ahead = Some(Ahead { region, reach, next: end, room: room - (end - from) });
+        Some(fetch)
+    }
+
+    /// The same, along a stride.
+    fn stride_ahead(&mut self, region: Region, mut reach: Reach, room: u64) -> Option<Plan> {
+        if room == 0 {
+            return None;
+        }
+        while let Some(page) = reach.next_in_stride(&region) {
+            if self.comes(page, &reach) {
+                let fetch = self.fetch(&region, page.0..page.0 + 1, 0);
+                self.ahead = Some(Ahead { region, next: reach.pages.end, reach, room: room - 1 });
+                return Some(fetch);
+            }
+        }
+        None
+    }
+
+    /// Whether `page` is to be fetched along with others.
+    fn comes(&self, page: PageIndex, reach: &Reach) -> bool {
+        reach.without != Some(page) && self.table.get(page).state() == State::Remote
+    }
+
+    /// The pages around `page` that come in one go: at most a block, and not beyond what is not to come.
+    fn run_around(&self, page: PageIndex, reach: &Reach) -> std::ops::Range<u64> {
+        let end = (page.0 + 1..reach.pages.end).take_while(|&index| self.comes(PageIndex(index), reach)).count() as u64;
+        let end = page.0 + 1 + end.min(BLOCK_PAGES_MAX - 1);
+        let first = reach.pages.start.max(end.saturating_sub(BLOCK_PAGES_MAX));
+        let before = (first..page.0).rev().take_while(|&index| self.comes(PageIndex(index), reach)).count() as u64;
+        page.0 - before..end
+    }
+
+    /// Begins to fetch `pages`, the `asked`th of which a fault is about.
+    fn fetch(&mut self, region: &Region, pages: std::ops::Range<u64>, asked: u64) -> Plan {
+        let page = PageIndex(pages.start);
+        let address = region.address_of(page).expect("a fetch stays in its region");
+        pages.clone().for_each(|index| self.step(PageIndex(index), Step::Fetch));
+        Plan::Fetch { address, page, pages: pages.end - pages.start, asked }
     }
 
     /// Of `most` pages from `page` on, how many are in its state.
@@ -487,6 +551,17 @@ impl Pager {
             _ => {}
         }
         self.arrived(plan, outcome, true);
+        if let Plan::Fetch { page, asked, pages, .. } = plan
+            && outcome.done <= asked
+            && (pages, asked) != (1, 0)
+        {
+            // Something beside it is in the way, or its mapping ends within the block. The next time it comes alone.
+            self.part(page.plus(asked));
+            self.table.update(page.plus(asked), Entry::set_stuck);
+            if asked > 0 {
+                return Served::Later;
+            }
+        }
         match outcome {
             Outcome { done: 0, stop: Some(Stop::Changing | Stop::NoMemory) } => return Served::Later,
             Outcome { done: 0, stop: Some(Stop::Exists | Stop::Gone) } => {
@@ -506,7 +581,8 @@ impl Pager {
 
     /// The outcome of `plan`; `asked` when a fault waits for its first page.
     fn arrived(&mut self, plan: Plan, outcome: Outcome, asked: bool) {
-        let how = |i, first| if asked && i == 0 { first } else { Arrival::Ahead };
+        let nth = if let Plan::Fetch { asked, .. } = plan { asked } else { 0 };
+        let how = |i, first| if asked && i == nth { first } else { Arrival::Ahead };
         let exists = outcome.done == 0 && outcome.stop == Some(Stop::Exists);
         match plan {
             Plan::Zero { page: Some(page), .. } => {
@@ -524,6 +600,8 @@ impl Pager {
                 }
             }
             Plan::Fetch { page, pages, .. } => {
+                let asked = u64::from(asked && nth < outcome.done);
+                self.counters.prefetched_pages += outcome.done - asked;
                 // A page that is there although the table says remote is the live one; the store's is then an old copy.
                 let arrived = outcome.done.max(u64::from(exists));
                 (0..arrived).for_each(|i| self.step_as(page.plus(i), Step::Install, how(i, Arrival::Store)));
@@ -537,19 +615,22 @@ impl Pager {
 
     /// Only the first `pages` of a fetch can be installed: the others stay in the store.
     pub fn shorten(&mut self, plan: Plan, pages: u64) -> Plan {
-        let Plan::Fetch { address, page, pages: planned } = plan else { unreachable!("only fetches are shortened") };
+        let Plan::Fetch { address, page, pages: planned, asked } = plan else {
+            unreachable!("only fetches are shortened")
+        };
         (pages..planned).for_each(|i| self.step(page.plus(i), Step::PutBack));
-        Plan::Fetch { address, page, pages: pages.min(planned) }
+        Plan::Fetch { address, page, pages: pages.min(planned), asked }
     }
 
     /// The store could not give the page that `plan`, a fetch, asked for first (`within` pages into it). The pages
-    /// before it may be installed: the plan for those, if any.
+    /// before it may be installed: the plan for those, which may be none. No plan if it is the page that a fault is about, and
+    /// that has to be told.
     pub fn fetch_failed(&mut self, plan: Plan, within: u64) -> Option<Plan> {
-        let Plan::Fetch { address, page, pages } = plan else { unreachable!("only fetches fail in the store") };
+        let Plan::Fetch { address, page, pages, asked } = plan else { unreachable!("only fetches fail in the store") };
         self.step(page.plus(within), Step::Lose);
         self.counters.lost_pages += 1;
         (within + 1..pages).for_each(|i| self.step(page.plus(i), Step::PutBack));
-        (within > 0).then_some(Plan::Fetch { address, page, pages: within })
+        (within > 0 || asked > 0).then_some(Plan::Fetch { address, page, pages: within, asked })
     }
 
     /// Whether `page` is still on its way under `handle`, and was not removed meanwhile.
@@ -589,6 +670,7 @@ impl Pager {
         let owned = buffers.len() as u64 + self.set_aside;
         buffers.dedup();
         assert_eq!((owned, buffers.len() as u64 + self.set_aside), (self.buffers.into(), self.buffers.into()));
+        self.audit_blocks();
         self.replacement.audit(|each| {
             self.table.used_in(PageIndex(0), u64::MAX, |page, entry| {
                 let target = self.regions.of_page(page).expect("used pages are in regions").target;
@@ -606,14 +688,25 @@ impl Pager {
     fn step_as(&mut self, page: PageIndex, step: Step, how: Arrival) {
         let stepped = self.table.update(page, |entry| {
             let before = entry.state();
-            entry.step(step).map(|released| (released, before, entry.state()))
+            let released = entry.step(step)?;
+            match step {
+                Step::Fill | Step::Install if how == Arrival::Ahead => entry.set_ahead(),
+                Step::Fill | Step::Install | Step::Find => entry.set_asked(),
+                Step::Refault => entry.set_used(),
+                _ => {}
+            }
+            Ok((released, before, entry.state()))
         });
         let (Released { buffer, handle }, before, after) =
-            stepped.unwrap_or_else(|illegal| panic!("page {page:?}: {illegal:?}"));
+            stepped.unwrap_or_else(|illegal: Illegal| panic!("page {page:?}: {illegal:?}"));
         self.free_buffers.extend(buffer);
         self.released.extend(handle);
         if before != after && self.replacement.is_told() {
             self.tell(page, before, after, how);
+        }
+        let was_local = matches!(before, State::Mapped | State::Inactive | State::Writing);
+        if was_local && matches!(after, State::Untouched | State::Remote | State::Lost) {
+            self.left(page);
         }
     }
 
@@ -639,6 +732,11 @@ impl Pager {
         {
             policy.refused(page, why);
         }
+    }
+
+    /// The most pages that one fault moves.
+    pub(crate) fn blocks(&self) -> Blocks {
+        self.blocks
     }
 
     /// The driver's page buffers.

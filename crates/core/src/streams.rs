@@ -4,6 +4,7 @@
 //! page and may start a stream. Random access therefore hardly ever moves more than it asked for. A stream may skip pages
 //! that are in the target already: those raise no faults.
 
+use crate::blocks::Accuracy;
 use crate::units::PageIndex;
 
 /// The largest block: 64 KiB, as dcm found no gain beyond (section 3.4).
@@ -17,33 +18,71 @@ struct Stream {
     /// The page whose fault would continue it.
     next: PageIndex,
     pages: u64,
+    /// Pages that came ahead for it, and that nobody has been seen to use.
+    owed: u64,
+    /// Faults in a row.
+    faults: u32,
 }
 
 /// The streams of one target, most recently continued first.
 #[derive(Debug)]
-pub struct Streams([Stream; STREAMS]);
+pub struct Streams {
+    all: [Stream; STREAMS],
+    /// Of what came ahead, how much a stream then went past.
+    accuracy: Accuracy,
+    /// What was last learnt of that: pages, and used ones.
+    learnt: (u64, u64),
+    /// The last fault was where a stream went on, to the page.
+    exact: bool,
+}
 
 impl Default for Streams {
     fn default() -> Self {
-        Self([Stream { next: PageIndex(u64::MAX), pages: 1 }; STREAMS])
+        let none = Stream { next: PageIndex(u64::MAX), pages: 1, owed: 0, faults: 0 };
+        Self { all: [none; STREAMS], accuracy: Accuracy::default(), learnt: (0, 0), exact: false }
     }
 }
 
 impl Streams {
     /// How many pages from `page` on the stream of this fault suggests, at most `longest`: 1 when it belongs to none.
+    ///
+    /// A stream that goes on has used what came ahead for it; one that is forgotten, because others were followed since, has
+    /// not. Where that happens too often, a stream is believed only from its third fault on.
     pub fn suggest(&mut self, page: PageIndex, longest: u64) -> u64 {
         let continues = |stream: &Stream| page.0.wrapping_sub(stream.next.0) < BLOCK_PAGES_MAX;
-        let found = self.0.iter().position(continues);
+        let found = self.all.iter().position(continues);
         let position = found.unwrap_or(STREAMS - 1);
-        let pages = found.map_or(1, |at| (self.0[at].pages * 2).min(longest));
-        self.0[..=position].rotate_right(1);
-        self.0[0] = Stream { next: page.plus(pages), pages };
+        let before = self.all[position];
+        let used = if found.is_some() { before.owed } else { 0 };
+        self.accuracy.learn(before.owed, used);
+        self.learnt = (before.owed, used);
+        self.exact = before.next == page;
+        let faults = found.map_or(1, |_| before.faults.saturating_add(1));
+        let believed = faults > 1 && (faults > 2 || !self.accuracy.is_poor());
+        let pages = if believed { (before.pages * 2).min(longest) } else { 1 };
+        self.all[..=position].rotate_right(1);
+        self.all[0] = Stream { next: page.plus(pages), pages, owed: pages - 1, faults };
         pages
     }
 
-    /// The fault at `page` moved `pages`, fewer or more than suggested: the stream goes on behind them.
+    /// Whether the fault that [`Streams::suggest`] was last asked about is where a stream goes on, to the page.
+    pub fn is_exact(&self) -> bool {
+        self.exact
+    }
+
+    /// What was learnt by that fault of pages that had come ahead: how many, and how many of them were used.
+    pub fn learnt(&mut self) -> (u64, u64) {
+        std::mem::take(&mut self.learnt)
+    }
+
+    /// The fault at `page` moved `pages`, not what was suggested, and nothing is owed for them: the stream goes on behind.
     pub fn moved(&mut self, page: PageIndex, pages: u64) {
-        self.0[0].next = page.plus(pages.max(1));
+        (self.all[0].next, self.all[0].owed) = (page.plus(pages.max(1)), 0);
+    }
+
+    /// More came for that fault than was suggested: the stream goes on at `next`.
+    pub fn reaches(&mut self, next: u64) {
+        self.all[0].next = PageIndex(next);
     }
 }
 
@@ -120,5 +159,25 @@ mod tests {
         assert_eq!(streams.suggest(PageIndex(6), BLOCK_PAGES_MAX), 2);
         streams.moved(PageIndex(6), 1);
         assert_eq!(streams.suggest(PageIndex(7), BLOCK_PAGES_MAX), 4);
+    }
+
+    #[test]
+    fn what_comes_ahead_in_vain_makes_streams_doubtful() {
+        let mut streams = Streams::default();
+        let (mut others, mut used, mut ahead) = (0, 0, Vec::new());
+        for pair in 0..200 {
+            for page in [PageIndex(pair * 1000), PageIndex(pair * 1000 + 1)] {
+                let pages = streams.suggest(page, BLOCK_PAGES_MAX);
+                let (more, of_them) = streams.learnt();
+                (others, used) = (others + more, used + of_them);
+                ahead.push(pages - 1);
+            }
+        }
+        assert!(ahead[..20].contains(&1), "pairs look like streams at first");
+        assert_eq!(ahead[100..].iter().sum::<u64>(), 0, "none of the third pages was wanted");
+        assert_eq!((others, used), (ahead.iter().sum(), 0));
+        let strides: Vec<u64> = (0..2).map(|i| streams.suggest(PageIndex(1 << 30 | i), BLOCK_PAGES_MAX)).collect();
+        assert_eq!(strides, [1, 1]);
+        assert_eq!(streams.suggest(PageIndex(1 << 30 | 2), BLOCK_PAGES_MAX), 2, "a real one is believed in the end");
     }
 }

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
+use crate::blocks::{AREA_PAGES, Accuracy, Area};
 use crate::page::{Entry, State};
 use crate::units::PageIndex;
 
@@ -19,15 +20,18 @@ const STOCK: usize = 32;
 struct Chunk {
     number: u64,
     /// Entries in state `Mapped`: lets a sweep pass over what holds no victim.
-    mapped: u32,
+    mapped: u16,
     /// Entries in any state but `Untouched`: a chunk without any is given back.
-    used: u32,
+    used: u16,
+    /// What pages that come along with others are worth here.
+    accuracy: Accuracy,
     entries: [Entry; CHUNK_PAGES],
 }
 
 impl Chunk {
     fn new() -> Box<Self> {
-        Box::new(Self { number: 0, mapped: 0, used: 0, entries: [Entry::UNTOUCHED; CHUNK_PAGES] })
+        let entries = [Entry::UNTOUCHED; CHUNK_PAGES];
+        Box::new(Self { number: 0, mapped: 0, used: 0, accuracy: Accuracy::default(), entries })
     }
 }
 
@@ -112,8 +116,8 @@ impl Table {
         if before != after {
             let mapped = i64::from(after == State::Mapped) - i64::from(before == State::Mapped);
             let used = i64::from(after != State::Untouched) - i64::from(before != State::Untouched);
-            chunk.mapped = chunk.mapped.wrapping_add_signed(i32::try_from(mapped).expect("-1 to 1"));
-            chunk.used = chunk.used.wrapping_add_signed(i32::try_from(used).expect("-1 to 1"));
+            chunk.mapped = chunk.mapped.wrapping_add_signed(i16::try_from(mapped).expect("-1 to 1"));
+            chunk.used = chunk.used.wrapping_add_signed(i16::try_from(used).expect("-1 to 1"));
             self.mapped = self.mapped.wrapping_add_signed(mapped);
             let fetching = i64::from(after == State::Fetching) - i64::from(before == State::Fetching);
             let writing = i64::from(after == State::Writing) - i64::from(before == State::Writing);
@@ -125,6 +129,23 @@ impl Table {
             self.drop_chunk(slot);
         }
         result
+    }
+
+    /// The area that `page` is in, and what is known of pages there that come along with others; none where nothing was ever
+    /// touched.
+    pub fn area(&self, page: PageIndex) -> Option<(&Area, Accuracy)> {
+        let (number, within) = split(page);
+        let chunk = self.chunks[*self.slots.get(&number)?].as_deref()?;
+        let (areas, _) = chunk.entries.as_chunks();
+        Some((&areas[within / AREA_PAGES], chunk.accuracy))
+    }
+
+    /// The same, to be marked; entries must keep their states.
+    pub(crate) fn area_mut(&mut self, page: PageIndex) -> Option<(&mut Area, &mut Accuracy)> {
+        let (number, within) = split(page);
+        let chunk = self.chunks[*self.slots.get(&number)?].as_deref_mut()?;
+        let (areas, _) = chunk.entries.as_chunks_mut();
+        Some((&mut areas[within / AREA_PAGES], &mut chunk.accuracy))
     }
 
     /// Pages in state `Mapped`.
@@ -280,6 +301,7 @@ impl Table {
         if self.stock.len() < STOCK {
             let mut chunk = chunk;
             chunk.entries.fill(Entry::UNTOUCHED);
+            chunk.accuracy = Accuracy::default();
             self.stock.push(chunk);
         }
     }

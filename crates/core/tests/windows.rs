@@ -39,7 +39,7 @@ fn touch(pager: &mut Pager, target: TargetId, page: u64) {
 #[test]
 fn every_page_leaves_once_a_window_though_it_comes_back_meanwhile() {
     let (mut pager, target) = pager();
-    pager.set_blocks(Blocks { fill_pages: 1, fetch_pages: 1 });
+    pager.set_blocks(Blocks { fill_pages: 1, fetch_pages: 1, ..Blocks::LARGEST });
     for _ in 0..2 {
         assert_eq!(sweep(&mut pager, HASHES), None, "no window, no sweep");
         pager.begin_window();

@@ -105,10 +105,11 @@ impl Pager {
             Some(_) => snapshot.pids.first().copied().unwrap_or(0),
             None => self.root,
         };
-        let Settings { policy, evict, scope } = self.replacement();
+        let Settings { policy, evict, scope, block } = self.replacement();
         snapshot.policy = policy.name().into();
         snapshot.evict = evict.name().into();
         snapshot.scope = scope.name().into();
+        snapshot.block = block.name().into();
         if let Ok(mut rate) = self.rate.lock() {
             let (since, faults, _) = *rate;
             let passed = since.elapsed().as_secs_f64();

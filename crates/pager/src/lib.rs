@@ -93,6 +93,8 @@ pub struct Snapshot {
     pub evict: String,
     /// Whose pages leave, by name.
     pub scope: String,
+    /// How many adjacent pages move together, by name.
+    pub block: String,
     /// Pages whose only copy is in the pool, times 4 KiB.
     pub stored_bytes: u64,
     /// What the pool keeps for all of its pages, after compression and sharing.
@@ -107,6 +109,14 @@ pub struct Snapshot {
     pub refaults: u64,
     /// Pages fetched from the pool.
     pub fetched_pages: u64,
+    /// Of those, pages that no fault had asked for.
+    pub prefetched_pages: u64,
+    /// The share of such pages that were used, estimated from a sample; none while too few have shown.
+    pub prefetch_accuracy: Option<f64>,
+    /// Blocks that became one with their neighbour.
+    pub stretches: u64,
+    /// Blocks that fell apart because half of them or less was used.
+    pub reductions: u64,
     /// Pages captured from targets.
     pub evicted_pages: u64,
     /// Pages written to the pool.

@@ -84,6 +84,11 @@ published!(
     zero_drops,
     stuck_pages,
     lost_pages,
+    prefetched_pages,
+    sampled_pages,
+    sampled_used_pages,
+    stretches,
+    reductions,
     local_peak_pages,
     burst_peak_pages,
     touched_pages,
@@ -142,6 +147,11 @@ impl Shared {
             zero_drops,
             stuck_pages,
             lost_pages,
+            prefetched_pages,
+            sampled_pages,
+            sampled_used_pages,
+            stretches,
+            reductions,
             local_peak_pages,
             burst_peak_pages,
         } = core.counters();
@@ -156,6 +166,11 @@ impl Shared {
             (&n.zero_drops, zero_drops),
             (&n.stuck_pages, stuck_pages),
             (&n.lost_pages, lost_pages),
+            (&n.prefetched_pages, prefetched_pages),
+            (&n.sampled_pages, sampled_pages),
+            (&n.sampled_used_pages, sampled_used_pages),
+            (&n.stretches, stretches),
+            (&n.reductions, reductions),
             (&n.local_peak_pages, local_peak_pages),
             (&n.burst_peak_pages, burst_peak_pages),
             (&n.touched_pages, core.touched_pages()),
@@ -193,6 +208,10 @@ impl Shared {
             zero_fills: get(&n.zero_fills),
             refaults: get(&n.refaults),
             fetched_pages: get(&n.fetched_pages),
+            prefetched_pages: get(&n.prefetched_pages),
+            prefetch_accuracy: accuracy(get(&n.sampled_used_pages), get(&n.sampled_pages)),
+            stretches: get(&n.stretches),
+            reductions: get(&n.reductions),
             evicted_pages: get(&n.evicted_pages),
             written_pages: get(&n.written_pages),
             clean_drops: get(&n.clean_drops),
@@ -205,6 +224,12 @@ impl Shared {
             ..Snapshot::default()
         }
     }
+}
+
+/// A share, where enough is known to tell one.
+fn accuracy(used: u64, of: u64) -> Option<f64> {
+    const FEWEST: u64 = 64;
+    (of >= FEWEST).then(|| used as f64 / of as f64)
 }
 
 #[cfg(test)]

@@ -220,7 +220,7 @@ impl Driver {
         let outcome = match plan {
             Plan::Zero { address, pages, .. } => space.install(slot(address), &zeros(pages)),
             Plan::Buffer { address, buffer, .. } => space.install(slot(address), &[self.buffered_value(buffer)]),
-            Plan::Fetch { address, page, pages } => {
+            Plan::Fetch { address, page, pages, .. } => {
                 let handles = (0..pages).map(|i| self.core.handle_of(page.plus(i)));
                 let mut get = |handle| match self.store.get(handle, now) {
                     Got::Here(value) => Some(value),
@@ -234,6 +234,8 @@ impl Driver {
                 let block: Vec<u64> = block.into_iter().map_while(|value| value).collect();
                 match failed.map(|within| self.core.fetch_failed(plan, within as u64)) {
                     None => space.install(slot(address), &block),
+                    // The page that is asked for is behind the lost one.
+                    Some(Some(none @ Plan::Fetch { pages: 0, .. })) => return (none, Outcome { done: 0, stop: None }),
                     Some(Some(shorter)) => return (shorter, space.install(slot(address), &block)),
                     Some(None) => return (Plan::Lost { address }, space.poison(slot(address))),
                 }

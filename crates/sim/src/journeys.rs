@@ -173,7 +173,7 @@ impl Driver {
 
     /// Begins what `plan`, a fetch, asks for.
     pub(crate) fn fetch(&mut self, kernel: &mut Kernel, at: usize, plan: Plan, fault: Option<Waiting>) {
-        let Plan::Fetch { address, page, pages } = plan else { unreachable!("only fetches are fetched") };
+        let Plan::Fetch { address, page, pages, .. } = plan else { unreachable!("only fetches are fetched") };
         let Some(target) = &self.targets[at] else { return };
         kernel.trace.note(kernel.now, || format!("pager asks for {} of {}: {plan:?}", slot(address), target.space));
         let mut journey = Journey { target: target.id, fault, address, page, travellers: Vec::new() };
@@ -294,14 +294,16 @@ impl Driver {
     ) -> bool {
         let Some(space) = self.target_at(journey.target).map(|target| target.space) else { return false };
         let pages = values.len() as u64;
-        let plan = Plan::Fetch { address, page: journey.page.plus(from as u64), pages };
+        let there = slot(address)..slot(address) + values.len();
+        let fault = journey.fault.filter(|fault| there.contains(&fault.at));
+        let asked = fault.map_or(0, |fault| (fault.at - there.start) as u64);
+        let plan = Plan::Fetch { address, page: journey.page.plus(from as u64), pages, asked };
         let outcome = kernel.spaces[space].install(slot(address), values);
         kernel.trace.note(kernel.now, || format!("pages arrive at {} of {space}: {plan:?} {outcome:?}", slot(address)));
         if outcome.stop == Some(Stop::NoMemory) {
             self.stay();
         }
-        let there = slot(address)..slot(address) + values.len();
-        if journey.fault.is_some_and(|fault| there.contains(&fault.at)) {
+        if fault.is_some() {
             return self.core.installed(plan, outcome) == Served::Yes && outcome.stop.is_none();
         }
         self.core.installed_ahead(plan, outcome);

@@ -1,7 +1,7 @@
 //! What the seed says about a run: sizes, habits, and who is slow.
 
 use spillway_core::pager::Budget;
-use spillway_core::policy::{Kind, Scheme, Scope, Settings};
+use spillway_core::policy::{Block, Kind, Scheme, Scope, Settings};
 
 use crate::guest::{Habits, Theme};
 use crate::rng::Rng;
@@ -103,6 +103,7 @@ impl Setting {
             policy: Kind::ALL[rng.below(Kind::ALL.len())],
             evict: Scheme::ALL[rng.below(Scheme::ALL.len())],
             scope: Scope::ALL[rng.below(Scope::ALL.len())],
+            block: Block::ALL[rng.below(Block::ALL.len())],
         }
     }
 

@@ -1,6 +1,7 @@
 //! One run: who takes the next step, and what must hold all the while.
 
-use spillway_core::pager::{Budget, Counters};
+use spillway_core::blocks::Accuracy;
+use spillway_core::pager::{Blocks, Budget, Counters};
 
 use crate::driver::Driver;
 use crate::failure::Failure;
@@ -61,6 +62,9 @@ impl Seen {
         mine.zero_drops += its.zero_drops;
         mine.stuck_pages += its.stuck_pages;
         mine.lost_pages += its.lost_pages;
+        mine.prefetched_pages += its.prefetched_pages;
+        mine.stretches += its.stretches;
+        mine.reductions += its.reductions;
     }
 }
 
@@ -109,6 +113,10 @@ impl World {
         let store = Store::new(setting.store_shares, transfers);
         let mut driver = Driver::new(setting.budget, setting.buffers, store, plan.mutation);
         driver.core.set_replacement(setting.replacement);
+        // What blocks are worth is learnt more slowly than most runs last.
+        if Rng::new(plan.seed ^ 0x0000_B10C_0000_0000).percent(70) {
+            driver.core.set_blocks(Blocks { enough: Accuracy::ANY, ..Blocks::LARGEST });
+        }
         Self { setting, rng, taste, kernel, driver, watcher: Watcher::default() }
     }
 

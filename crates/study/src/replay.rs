@@ -11,12 +11,12 @@ use std::collections::BTreeMap;
 
 use spillway_core::evict::{Bytes, Captured, Run, Write};
 use spillway_core::page::{HandleBits, State};
-use spillway_core::pager::{Blocks, Budget, Config, Outcome, Pager, Plan};
+use spillway_core::pager::{Budget, Config, Outcome, Pager, Plan};
 use spillway_core::policy::Settings;
 use spillway_core::streams::BLOCK_PAGES_MAX;
 use spillway_core::{Address, PageIndex, Span, TargetId};
 
-pub use spillway_core::policy::{Kind, Scheme};
+pub use spillway_core::policy::{Block, Kind, Scheme};
 
 use crate::references::{Dense, Does, References};
 
@@ -40,8 +40,8 @@ pub struct Setting {
     pub policy: Kind,
     /// When pages leave.
     pub scheme: Scheme,
-    /// The most pages that a fault moves.
-    pub block_pages: u64,
+    /// How many adjacent pages move together.
+    pub block: Block,
     /// What things take.
     pub costs: Costs,
 }
@@ -83,6 +83,16 @@ pub struct Replayed {
     pub refaults: u64,
     /// Pages that crossed the link to the program, those that no fault asked for among them.
     pub fetched_pages: u64,
+    /// Those that no fault had asked for.
+    pub prefetched_pages: u64,
+    /// And of these, the ones that the program touched before they left, which the trace tells exactly.
+    pub prefetched_used_pages: u64,
+    /// What the pager itself made of that: pages that it saw used, or not.
+    pub sampled_pages: u64,
+    /// Of those, the used ones.
+    pub sampled_used_pages: u64,
+    /// At the end, pages in blocks of 1, 2, 4, 8 and 16.
+    pub block_pages: [u64; 5],
     /// Pages that left the program.
     pub evicted_pages: u64,
     /// Pages that crossed the link from it.
@@ -102,6 +112,8 @@ struct Replay<'a> {
     by_index: BTreeMap<PageIndex, &'a [Dense]>,
     /// For each page of the trace, whether it changed since the store got it.
     dirty: Vec<bool>,
+    /// For each page of the trace, whether it came without having been asked for, and has not been touched since.
+    unasked: Vec<bool>,
     runs: Vec<Run>,
     now_ns: u64,
     /// Until when the pager is busy, and the link.
@@ -125,6 +137,10 @@ pub fn replay(references: &References, setting: Setting) -> Replayed {
     replay.core.audit();
     Replayed {
         fetched_pages: counters.fetched_pages,
+        prefetched_pages: counters.prefetched_pages,
+        sampled_pages: counters.sampled_pages,
+        sampled_used_pages: counters.sampled_used_pages,
+        block_pages: replay.core.block_pages(),
         evicted_pages: counters.evicted_pages,
         local_peak_pages: counters.local_peak_pages,
         ..replay.done
@@ -135,8 +151,8 @@ impl<'a> Replay<'a> {
     fn new(runs: &'a [(u64, Vec<Dense>)], pages: usize, setting: Setting) -> Self {
         let budget = Budget::Pages(setting.local_pages.max(LOCAL_PAGES_LEAST));
         let mut core = Pager::new(Config { budget, buffers: BUFFERS, write_batch: 1 });
-        core.set_blocks(Blocks { fill_pages: setting.block_pages, fetch_pages: setting.block_pages });
-        core.set_replacement(Settings { policy: setting.policy, evict: setting.scheme, ..Settings::default() });
+        let Setting { policy, scheme: evict, block, .. } = setting;
+        core.set_replacement(Settings { policy, evict, block, ..Settings::default() });
         core.restock();
         let target = core.add_target();
         let mut places = vec![(PageIndex(0), Address(0)); pages];
@@ -150,10 +166,10 @@ impl<'a> Replay<'a> {
             }
             by_index.insert(region.first, run.as_slice());
         }
-        let dirty = vec![false; pages];
+        let (dirty, unasked) = (vec![false; pages], vec![false; pages]);
         let runs = Vec::new();
         let done = Replayed::default();
-        Self { core, target, setting, places, by_index, dirty, runs, now_ns: 0, pager_ns: 0, link_ns: 0, done }
+        Self { core, target, setting, places, by_index, dirty, unasked, runs, now_ns: 0, pager_ns: 0, link_ns: 0, done }
     }
 
     fn dense(&self, page: PageIndex) -> Dense {
@@ -165,7 +181,9 @@ impl<'a> Replay<'a> {
         let (index, address) = self.places[page.0 as usize];
         if self.core.state_of(index) != State::Mapped {
             self.fault(address);
+            self.unasked[page.0 as usize] = false;
         }
+        self.done.prefetched_used_pages += u64::from(std::mem::take(&mut self.unasked[page.0 as usize]));
         self.dirty[page.0 as usize] |= write;
     }
 
@@ -223,6 +241,12 @@ impl<'a> Replay<'a> {
             Plan::Fetch { pages, .. } => (pages, pages),
             _ => (1, 0),
         };
+        if let Plan::Fetch { page, pages, .. } = plan {
+            for page in (0..pages).map(|i| page.plus(i)) {
+                let dense = self.dense(page);
+                self.unasked[dense.0 as usize] = true;
+            }
+        }
         let outcome = Outcome { done: pages, stop: None };
         if ahead {
             self.core.installed_ahead(plan, outcome);

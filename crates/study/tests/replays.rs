@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use spillway_study::optimal::optimum;
 use spillway_study::record::Access;
 use spillway_study::references::References;
-use spillway_study::replay::{Costs, Kind, Replayed, Scheme, Setting, replay};
+use spillway_study::replay::{Block, Costs, Kind, Replayed, Scheme, Setting, replay};
 use spillway_study::source::Step;
 
 const COSTS: Costs = Costs { link_ns: 4_000, fault_ns: 5_000, capture_ns: 1_000 };
@@ -18,12 +18,12 @@ fn references(pages: impl IntoIterator<Item = u64>, write: bool, ran_ns: u64) ->
     all
 }
 
-fn with(references: &References, local_pages: u64, scheme: Scheme, block_pages: u64) -> Replayed {
-    with_policy(references, local_pages, Kind::Clock, scheme, block_pages)
+fn with(references: &References, local_pages: u64, scheme: Scheme, block: Block) -> Replayed {
+    with_policy(references, local_pages, Kind::Clock, scheme, block)
 }
 
-fn with_policy(references: &References, local_pages: u64, policy: Kind, scheme: Scheme, block_pages: u64) -> Replayed {
-    replay(references, Setting { local_pages, policy, scheme, block_pages, costs: COSTS })
+fn with_policy(references: &References, local_pages: u64, policy: Kind, scheme: Scheme, block: Block) -> Replayed {
+    replay(references, Setting { local_pages, policy, scheme, block, costs: COSTS })
 }
 
 fn random(seed: u64) -> impl Iterator<Item = u64> {
@@ -40,11 +40,11 @@ fn random(seed: u64) -> impl Iterator<Item = u64> {
 fn what_fits_is_touched_once_and_never_misses() {
     let all = references((1000..1500).cycle().take(5000), true, 100);
     for scheme in [Scheme::OnDemand, Scheme::PreEvict] {
-        let done = with(&all, 700, scheme, 1);
+        let done = with(&all, 700, scheme, Block::K4);
         assert_eq!((done.first.faults, done.missed.faults, done.evicted_pages), (500, 0, 0), "{scheme:?}");
         assert_eq!(done.first.total_ns(), 500 * COSTS.fault_ns);
         // Blocks double up to 16 pages.
-        assert!((500 / 16..=4 + 500 / 16).contains(&with(&all, 700, scheme, 16).first.faults));
+        assert!((500 / 16..=4 + 500 / 16).contains(&with(&all, 700, scheme, Block::Elastic).first.faults));
     }
 }
 
@@ -52,8 +52,8 @@ fn what_fits_is_touched_once_and_never_misses() {
 fn a_miss_costs_the_fault_the_link_and_on_demand_its_eviction() {
     // Far apart, so that nothing waits for the fault before.
     let all = references(random(7).map(|x| x % 1000).take(20_000), false, 1_000_000);
-    let demand = with(&all, 500, Scheme::OnDemand, 1);
-    let ahead = with(&all, 500, Scheme::PreEvict, 1);
+    let demand = with(&all, 500, Scheme::OnDemand, Block::K4);
+    let ahead = with(&all, 500, Scheme::PreEvict, Block::K4);
     let fetches = demand.missed.faults - demand.refaults;
     assert!(fetches > 5000, "{demand:?}");
     assert_eq!(demand.missed.rest_ns, demand.missed.faults * COSTS.fault_ns);
@@ -70,7 +70,7 @@ fn a_miss_costs_the_fault_the_link_and_on_demand_its_eviction() {
 #[test]
 fn without_time_between_faults_evictions_are_waited_for() {
     let all = references(random(9).map(|x| x % 2000).take(20_000), true, 0);
-    let ahead = with(&all, 1000, Scheme::PreEvict, 1);
+    let ahead = with(&all, 1000, Scheme::PreEvict, Block::K4);
     assert!(ahead.missed.eviction_ns > 0, "{ahead:?}");
     assert!(ahead.missed.link_ns > (ahead.missed.faults - ahead.refaults) * COSTS.link_ns, "writes are in the way");
 }
@@ -79,13 +79,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
     #[test]
     fn nothing_beats_the_optimum_and_budgets_hold(
-        seed in 1_u64.., pages in 100_u64..400, local in 64_u64..300, skew in 1_u64..4, demand: bool, block in 0_u32..5,
+        seed in 1_u64.., pages in 100_u64..400, local in 64_u64..300, skew in 1_u64..4, demand: bool, block in 0..Block::ALL.len(),
         policy in 0..Kind::ALL.len(),
     ) {
         let pick = |x: u64| (0..skew).fold(pages, |below, i| (x >> (12 * i)) % below.max(1) + 1) - 1;
         let all = references(random(seed).map(pick).take(4000), true, 500);
         let scheme = if demand { Scheme::OnDemand } else { Scheme::PreEvict };
-        let done = with_policy(&all, local, Kind::ALL[policy], scheme, 1 << block);
+        let done = with_policy(&all, local, Kind::ALL[policy], scheme, Block::ALL[block]);
         let best = optimum(&all, local);
         prop_assert!(done.fetched_pages + done.refaults >= best.misses, "{done:?} against {best:?}");
         prop_assert!(done.local_peak_pages <= local, "{done:?}");

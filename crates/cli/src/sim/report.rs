@@ -27,7 +27,6 @@ pub(crate) struct Report {
     link_us: f64,
     fault_us: f64,
     capture_us: f64,
-    block_bytes: u64,
     /// One for each share of local memory, policy and scheme.
     pub(super) cases: Vec<Case>,
 }
@@ -41,6 +40,8 @@ pub(crate) struct Case {
     pub(super) policy: &'static str,
     /// None for the optimum, which takes no time.
     evict: Option<&'static str>,
+    /// None for the optimum, which moves one page at a time.
+    block: Option<&'static str>,
     /// Faults on pages that nobody had touched.
     first_touches: u64,
     /// Faults on pages that had left.
@@ -50,6 +51,14 @@ pub(crate) struct Case {
     /// Misses by references.
     pub(super) miss_ratio: f64,
     fetched_pages: u64,
+    /// Of those, pages that no fault had asked for.
+    prefetched_pages: u64,
+    /// The share of such pages that the program touched before they left; none if there were none.
+    prefetch_accuracy: Option<f64>,
+    /// The same, as the pager estimates it from what raises faults.
+    prefetch_accuracy_seen: Option<f64>,
+    /// At the end, pages in blocks of 1, 2, 4, 8 and 16.
+    block_pages: [u64; 5],
     evicted_pages: u64,
     written_pages: u64,
     /// The mean time of a miss.
@@ -83,6 +92,10 @@ fn ratio(misses: u64, references: &References) -> f64 {
     misses as f64 / references.touches().max(1) as f64
 }
 
+fn share(used: u64, of: u64) -> Option<f64> {
+    (of > 0).then(|| used as f64 / of as f64)
+}
+
 fn slowdown(handled_ns: u64, references: &References) -> f64 {
     1.0 + handled_ns as f64 / references.ran_ns().max(1) as f64
 }
@@ -95,11 +108,16 @@ impl Case {
             local_bytes: setting.local_pages * PAGE_BYTES_U64,
             policy: setting.policy.name(),
             evict: Some(setting.scheme.name()),
+            block: Some(setting.block.name()),
             first_touches: done.first.faults,
             misses: done.missed.faults,
             refaults: done.refaults,
             miss_ratio: ratio(done.missed.faults, references),
             fetched_pages: done.fetched_pages,
+            prefetched_pages: done.prefetched_pages,
+            prefetch_accuracy: share(done.prefetched_used_pages, done.prefetched_pages),
+            prefetch_accuracy_seen: share(done.sampled_used_pages, done.sampled_pages),
+            block_pages: done.block_pages,
             evicted_pages: done.evicted_pages,
             written_pages: done.written_pages,
             handling_us: Breakdown::mean(done.missed),
@@ -120,11 +138,16 @@ impl Case {
             local_bytes: pages * PAGE_BYTES_U64,
             policy: super::OPTIMUM,
             evict: None,
+            block: None,
             first_touches: best.first_touches,
             misses: best.misses,
             refaults: 0,
             miss_ratio: ratio(best.misses, references),
             fetched_pages: best.misses,
+            prefetched_pages: 0,
+            prefetch_accuracy: None,
+            prefetch_accuracy_seen: None,
+            block_pages: [0; 5],
             evicted_pages: best.misses,
             written_pages: 0,
             handling_us: Breakdown::mean(missed),
@@ -136,11 +159,12 @@ impl Case {
         let Breakdown { link, eviction, rest, total } = &self.handling_us;
         let least = if self.evict.is_none() { ">=" } else { "" };
         format!(
-            "{:<8} {:>10} {:<8} {:<10} {:>10} {:>9} {:>9.4}% {:>6.1} {:>8.1} {:>6.1} {:>6.1} {:>9}\n",
+            "{:<8} {:>10} {:<8} {:<10} {:<7} {:>10} {:>9} {:>9.4}% {:>6.1} {:>8.1} {:>6.1} {:>6.1} {:>9} {:>9}\n",
             self.local,
             Bytes(self.local_bytes),
             self.policy,
             self.evict.unwrap_or("-"),
+            self.block.unwrap_or("-"),
             self.misses,
             self.refaults,
             100.0 * self.miss_ratio,
@@ -149,13 +173,14 @@ impl Case {
             rest,
             total,
             format!("{least}{:.2}x", self.slowdown),
+            self.prefetch_accuracy.map_or("-".into(), |share| format!("{share:.2}")),
         )
     }
 }
 
 impl Report {
     /// Of no case yet.
-    pub(super) fn new(path: &Path, of: &References, about: About, costs: Costs, block_pages: u64) -> Self {
+    pub(super) fn new(path: &Path, of: &References, about: About, costs: Costs) -> Self {
         Self {
             file: crate::say::clean(&path.to_string_lossy()),
             faithful: faithful(&about),
@@ -166,7 +191,6 @@ impl Report {
             link_us: us(costs.link_ns),
             fault_us: us(costs.fault_ns),
             capture_us: us(costs.capture_ns),
-            block_bytes: block_pages * PAGE_BYTES_U64,
             cases: Vec::new(),
         }
     }
@@ -184,19 +208,29 @@ impl Report {
         );
         let _ = writeln!(
             text,
-            "a page on the link {} us, a fault {} us, a capture {} us; blocks to {}\n",
-            self.link_us,
-            self.fault_us,
-            self.capture_us,
-            Bytes(self.block_bytes),
+            "a page on the link {} us, a fault {} us, a capture {} us\n",
+            self.link_us, self.fault_us, self.capture_us,
         );
         let _ = writeln!(
             text,
-            "{:<19} {:<8} {:<10} {:>10} {:>9} {:>10} {:>6} {:>8} {:>6} {:>6} {:>9}",
-            "local", "policy", "evict", "misses", "refaults", "of refs", "link", "eviction", "rest", "us", "run time",
+            "{:<19} {:<8} {:<10} {:<7} {:>10} {:>9} {:>10} {:>6} {:>8} {:>6} {:>6} {:>9} {:>9}",
+            "local",
+            "policy",
+            "evict",
+            "block",
+            "misses",
+            "refaults",
+            "of refs",
+            "link",
+            "eviction",
+            "rest",
+            "us",
+            "run time",
+            "accuracy",
         );
         self.cases.iter().for_each(|case| text += &case.line());
-        if self.block_bytes > PAGE_BYTES_U64 && self.cases.iter().any(|case| case.evict.is_none()) {
+        let has = |wanted: fn(&Case) -> bool| self.cases.iter().any(wanted);
+        if has(|case| case.evict.is_none()) && has(|case| case.block.is_some_and(|block| block != "4k")) {
             text += "\nopt moves one page a miss; a policy that moves blocks may miss less often, and never moves fewer pages\n";
         }
         text

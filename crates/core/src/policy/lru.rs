@@ -30,4 +30,8 @@ impl Policy for Lru {
         self.0.remove(page);
         self.0.push(ALL, End::Newest, page, 0);
     }
+
+    fn stretched(&mut self, page: PageIndex) {
+        self.0.renew(page, ALL);
+    }
 }

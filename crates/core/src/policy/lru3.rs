@@ -71,4 +71,8 @@ impl Policy for Lru3 {
         };
         self.queues.push(if promoted { PROACTIVE } else { ACTIVE }, End::Newest, page, 0);
     }
+
+    fn stretched(&mut self, page: PageIndex) {
+        self.queues.renew(page, ACTIVE);
+    }
 }

@@ -25,11 +25,12 @@ pub mod sieve;
 #[cfg(test)]
 mod tests;
 
+use crate::blocks::Area;
 use crate::table::{Hand, Table};
 use crate::units::PageIndex;
 use queues::Queues;
 
-pub use settings::{Kind, Scheme, Scope, SettingError, Settings};
+pub use settings::{Block, Kind, Scheme, Scope, SettingError, Settings};
 
 /// How a page came to be in its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +95,12 @@ pub trait Policy: Send {
         }
     }
 
+    /// `page` was there already, and makes one block with what has just arrived: where the order is one of use, its turn
+    /// comes as late.
+    fn stretched(&mut self, page: PageIndex) {
+        let _ = page;
+    }
+
     /// `page`, a victim, stays in its target.
     fn refused(&mut self, page: PageIndex, why: Refusal) {
         if let Some(queues) = self.queues_mut() {
@@ -129,6 +136,11 @@ impl<'a> Pages<'a> {
     pub fn new(table: &'a mut Table) -> Self {
         let chunks = 2 * table.chunk_slots();
         Self { table, chunks }
+    }
+
+    /// The area that `page` is in.
+    pub(crate) fn area(&self, page: PageIndex) -> Option<&Area> {
+        self.table.area(page).map(|(area, _)| area)
     }
 
     /// The next page at or after `hand`, in the table's order, that may leave; see [`Table::sweep`].

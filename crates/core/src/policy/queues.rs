@@ -160,6 +160,16 @@ impl Queues {
         }
     }
 
+    /// Takes `page` to the new end of `queue`, if it is in that.
+    pub fn renew(&mut self, page: PageIndex, queue: usize) {
+        if self.is_out(page) || self.find(page).is_none_or(|(its, _)| its != queue) {
+            return;
+        }
+        if let Some((_, mark)) = self.remove(page) {
+            self.push(queue, End::Newest, page, mark);
+        }
+    }
+
     /// Gives out `page`, which is in a queue.
     pub fn give_out(&mut self, page: PageIndex) -> PageIndex {
         let (queue, mark) = self.remove(page).expect("it is in a queue");

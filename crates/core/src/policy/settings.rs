@@ -1,4 +1,4 @@
-//! What users choose, by name: policy, eviction scheme, scope.
+//! What users choose, by name: policy, eviction scheme, scope, block.
 
 use std::fmt;
 
@@ -42,6 +42,24 @@ pub enum Scope {
     Global,
 }
 
+/// How many adjacent pages move together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Block {
+    /// 4 to 64 KiB, learnt place by place (dcm, section 4), and more for streams.
+    #[default]
+    Elastic,
+    /// One page.
+    K4,
+    /// Two, aligned.
+    K8,
+    /// Four, aligned.
+    K16,
+    /// Eight, aligned.
+    K32,
+    /// Sixteen, aligned.
+    K64,
+}
+
 /// All of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
@@ -51,6 +69,8 @@ pub struct Settings {
     pub evict: Scheme,
     /// Whose.
     pub scope: Scope,
+    /// How many together, and how many come back for a fault.
+    pub block: Block,
 }
 
 /// Why a text is no setting.
@@ -138,6 +158,22 @@ named!(Kind, "policy", "rr" => Rr, "clock" => Clock, "fifo" => Fifo, "lru" => Lr
 named!(Scheme, "evict", "on-demand" => OnDemand, "pre-evict" => PreEvict);
 named!(Scope, "scope", "target" => Target, "global" => Global);
 
+named!(Block, "block", "elastic" => Elastic, "4k" => K4, "8k" => K8, "16k" => K16, "32k" => K32, "64k" => K64);
+
+impl Block {
+    /// Its pages, where they are always as many.
+    pub fn pages(self) -> Option<u64> {
+        match self {
+            Self::Elastic => None,
+            Self::K4 => Some(1),
+            Self::K8 => Some(2),
+            Self::K16 => Some(4),
+            Self::K32 => Some(8),
+            Self::K64 => Some(16),
+        }
+    }
+}
+
 impl Kind {
     /// Whether it goes over the table instead of keeping pages in an order of its own.
     pub fn is_sweep(self) -> bool {
@@ -156,7 +192,7 @@ impl Kind {
 
 impl Settings {
     /// What can be set.
-    pub const KEYS: [&'static str; 3] = [Kind::KEY, Scheme::KEY, Scope::KEY];
+    pub const KEYS: [&'static str; 4] = [Kind::KEY, Scheme::KEY, Scope::KEY, Block::KEY];
 
     /// Changes one setting: `policy=lru`.
     ///
@@ -168,6 +204,7 @@ impl Settings {
             Kind::KEY => self.policy = value.parse()?,
             Scheme::KEY => self.evict = value.parse()?,
             Scope::KEY => self.scope = value.parse()?,
+            Block::KEY => self.block = value.parse()?,
             _ => return Err(SettingError::UnknownKey(key.into())),
         }
         Ok(())
@@ -193,6 +230,12 @@ mod tests {
             settings.set(&format!("scope={}", scope.name())).expect("a scope");
             assert_eq!(settings.scope, scope);
         }
+        for &block in Block::ALL {
+            settings.set(&format!("block={}", block.name())).expect("a block");
+            assert_eq!(settings.block, block);
+            let kib = block.pages().map_or("elastic".into(), |pages| format!("{}k", 4 * pages));
+            assert_eq!(block.name(), kib);
+        }
     }
 
     #[test]
@@ -202,12 +245,13 @@ mod tests {
         for (text, expected) in [
             ("", "KEY=VALUE"),
             ("policy", "KEY=VALUE"),
-            ("=", "the keys are policy, evict, scope"),
-            ("Policy=lru", "the keys are policy, evict, scope"),
+            ("=", "the keys are policy, evict, scope, block"),
+            ("Policy=lru", "the keys are policy, evict, scope, block"),
             ("policy=", "one of rr, clock, fifo, lru, lru3, s3fifo, sieve"),
             ("policy=lru ", "one of rr, clock"),
             ("policy=lru=", "one of rr, clock"),
             ("evict=never", "one of on-demand, pre-evict"),
+            ("block=128k", "one of elastic, 4k, 8k, 16k, 32k, 64k"),
             ("scope=all\n", "`all\\n` is no value of scope: give one of target, global"),
         ] {
             let error = settings.set(text).expect_err(text).to_string();

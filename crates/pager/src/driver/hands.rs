@@ -56,7 +56,7 @@ impl Hands {
                 };
                 target.uffd.copy(address, std::slice::from_ref(page_of_buffer))
             }
-            Plan::Fetch { address, page, pages } => {
+            Plan::Fetch { address, page, pages, .. } => {
                 let clear = target.clear_pages(address, pages);
                 let (plan, pages) = (core.shorten(plan, clear), clear);
                 let failed = (0..pages).find(|&i| {
@@ -66,6 +66,8 @@ impl Hands {
                 });
                 match failed.map(|at| core.fetch_failed(plan, at)) {
                     None => return (plan, target.uffd.copy(address, &self.block[..index(pages)])),
+                    // The page that is asked for is behind the lost one.
+                    Some(Some(none @ Plan::Fetch { pages: 0, .. })) => return (none, Outcome { done: 0, stop: None }),
                     Some(Some(shorter @ Plan::Fetch { address, pages, .. })) => {
                         return (shorter, target.uffd.copy(address, &self.block[..index(pages)]));
                     }

@@ -140,7 +140,7 @@ impl Driver {
         fault: Option<Waiting>,
         urgency: Urgency,
     ) -> Option<(Plan, Outcome)> {
-        let Plan::Fetch { address, page, pages } = plan else { unreachable!("only fetches are fetched") };
+        let Plan::Fetch { address, page, pages, .. } = plan else { unreachable!("only fetches are fetched") };
         let target = self.targets[at].as_ref()?;
         if !self.journeys.are_possible() {
             return Some(self.hands.perform(plan, true, target, &mut self.core));
@@ -264,8 +264,8 @@ impl Driver {
             let served_ns = now_ns();
             self.shared.histogram.record(served_ns - fault.since_ns);
             if let Some(tape) = &mut self.tape {
-                let (address, page) = (fault.address, journey.page);
-                tape.fault(Plan::Fetch { address, page, pages: 1 }, fault, served_ns);
+                let (address, page) = (fault.address, journey.page.plus(fault.address.pages_since(journey.address)));
+                tape.fault(Plan::Fetch { address, page, pages: 1, asked: 0 }, fault, served_ns);
             }
         }
     }
@@ -305,7 +305,8 @@ impl Driver {
         faults: bool,
     ) -> bool {
         let Some(target) = &self.targets[journey.target.0 as usize] else { return false };
-        let plan = Plan::Fetch { address, page: journey.page.plus(from as u64), pages: pages as u64 };
+        let asked = journey.fault.filter(|_| faults).map_or(0, |fault| fault.address.pages_since(address));
+        let plan = Plan::Fetch { address, page: journey.page.plus(from as u64), pages: pages as u64, asked };
         let clear = index(target.clear_pages(address, pages as u64));
         let plan = self.core.shorten(plan, clear as u64);
         let first = at * BLOCK + from;

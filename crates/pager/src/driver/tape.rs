@@ -26,7 +26,7 @@ impl Tape {
     pub(super) fn begin(recording: Recording, core: &mut Pager) -> Self {
         if let Some(windows) = recording.windows {
             let fill_pages = if windows.hash_below < HASHES { BLOCK_PAGES_MAX } else { 1 };
-            core.set_blocks(Blocks { fill_pages, fetch_pages: 1 });
+            core.set_blocks(Blocks { fill_pages, fetch_pages: 1, ..Blocks::LARGEST });
         }
         Self { recording, next_ns: 0 }
     }
@@ -46,7 +46,7 @@ impl Tape {
         let (page, kind) = match plan {
             Plan::Zero { page: Some(page), .. } => (page, Fault::FirstTouch),
             Plan::Buffer { page, .. } => (page, Fault::Refault),
-            Plan::Fetch { page, .. } => (page, Fault::Fetch),
+            Plan::Fetch { page, asked, .. } => (page.plus(asked), Fault::Fetch),
             Plan::Zero { page: None, .. } | Plan::Lost { .. } | Plan::Coming | Plan::NoRoom => return,
         };
         let access = if fault.write { Access::Write } else { Access::Read };

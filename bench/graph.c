@@ -1,0 +1,98 @@
+// A graph kernel: a scale-free graph (R-MAT), a breadth-first search from some of its vertices, and PageRank.
+//
+//   graph SCALE ROUNDS      2^SCALE vertices, 16 edges each; prints one JSON object
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { DEGREE = 16 };
+
+static uint64_t state = 7;
+
+// splitmix64.
+static uint64_t next(void) {
+    uint64_t x = state += 0x9E3779B97F4A7C15ull;
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9ull;
+    x = (x ^ x >> 27) * 0x94D049BB133111EBull;
+    return x ^ x >> 31;
+}
+
+static double now_s(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+static void *some(size_t count, size_t size) {
+    void *memory = calloc(count, size);
+    if (!memory) {
+        perror("graph");
+        exit(2);
+    }
+    return memory;
+}
+
+int main(int argc, char **argv) {
+    int scale = argc > 1 ? atoi(argv[1]) : 0, rounds = argc > 2 ? atoi(argv[2]) : 0;
+    if (scale < 4 || scale > 28 || rounds < 1) {
+        fprintf(stderr, "usage: graph SCALE ROUNDS\n");
+        return 2;
+    }
+    size_t vertices = (size_t)1 << scale, edges = vertices * DEGREE;
+    uint32_t *from = some(edges, 4), *to = some(edges, 4), *ends = some(edges, 4), *queue = some(vertices, 4);
+    uint64_t *first = some(vertices + 2, 8);
+    int32_t *depth = some(vertices, 4);
+    double *rank = some(vertices, 8), *sum = some(vertices, 8);
+    double began = now_s();
+    for (size_t e = 0; e < edges; e++) {
+        uint32_t a = 0, b = 0;
+        for (int bit = 0; bit < scale; bit++) {
+            uint64_t dice = next() % 100;  // Graph500's 57, 19, 19, 5
+            a = a << 1 | (dice >= 76);
+            b = b << 1 | ((dice >= 57 && dice < 76) || dice >= 95);
+        }
+        from[e] = a, to[e] = b;
+        first[a + 2]++;
+    }
+    for (size_t v = 2; v < vertices + 2; v++) first[v] += first[v - 1];
+    for (size_t e = 0; e < edges; e++) ends[first[from[e] + 1]++] = to[e];
+    free(from);
+    free(to);
+    double built_s = now_s() - began;
+
+    began = now_s();
+    uint64_t reached = 0;
+    for (int round = 0; round < rounds; round++) {
+        memset(depth, -1, vertices * 4);
+        size_t head = 0, tail = 0;
+        uint32_t root = (uint32_t)(next() % vertices);
+        depth[root] = 0, queue[tail++] = root;
+        while (head < tail) {
+            uint32_t v = queue[head++];
+            for (uint64_t e = first[v]; e < first[v + 1]; e++)
+                if (depth[ends[e]] < 0) depth[ends[e]] = depth[v] + 1, queue[tail++] = ends[e];
+        }
+        reached += tail;
+    }
+    double bfs_s = now_s() - began;
+
+    began = now_s();
+    for (size_t v = 0; v < vertices; v++) rank[v] = 1.0 / (double)vertices;
+    for (int round = 0; round < rounds; round++) {
+        memset(sum, 0, vertices * 8);
+        for (size_t v = 0; v < vertices; v++) {
+            double share = first[v + 1] > first[v] ? rank[v] / (double)(first[v + 1] - first[v]) : 0;
+            for (uint64_t e = first[v]; e < first[v + 1]; e++) sum[ends[e]] += share;
+        }
+        for (size_t v = 0; v < vertices; v++) rank[v] = 0.15 / (double)vertices + 0.85 * sum[v];
+    }
+    double top = 0;
+    for (size_t v = 0; v < vertices; v++)
+        if (rank[v] > top) top = rank[v];
+    double rank_s = now_s() - began;
+    printf("{\"build_s\":%.4f,\"bfs_s\":%.4f,\"rank_s\":%.4f,\"kernel_s\":%.4f,\"check\":\"%llu %.12f\"}\n", built_s, bfs_s, rank_s,
+           bfs_s + rank_s, (unsigned long long)reached, top);
+    return 0;
+}
