@@ -110,7 +110,7 @@ def page(about, measured, remotes, variants, blocks):
         f"{about['cpu']}, {about['cpus']} CPUs, Linux {about['kernel']}; commit {about['commit']}, {about['date']}; by `bench/papers`.",
         f"Medians of {rounds} rounds or more, the cases in turn; a ratio is the median of the rounds' ratios. Pool",
         "`emulated:?delay=4us&serialize=1`: Lim et al. (HPCA 2012, section 4) emulate their link so; dcm (sections 4 and 5) has RDMA.",
-        f"Footprints: {sizes}. touch does nothing but touch memory: no program with work of its own slows down as much.",
+        *textwrap.wrap(f"Footprints: {sizes}. touch does nothing but touch memory: no program with work of its own slows down as much.", 120),
         "",
         "## Findings",
         "",
@@ -266,7 +266,7 @@ def charts(measured, remotes, variants, into, record):
     except ImportError:
         return []
     matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = record
+    matplotlib.rcParams |= {"svg.hashsalt": record, "svg.fonttype": "none"}
     from matplotlib import pyplot
 
     parts = (("link", "#4878a8"), ("eviction", "#e0883c"), ("rest", "#9a9a9a"))
