@@ -3,6 +3,7 @@
 
 pub mod blocks;
 mod captures;
+mod chunks;
 pub mod evict;
 pub mod mappings;
 pub mod page;

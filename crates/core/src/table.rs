@@ -1,24 +1,18 @@
 //! The page table: an [`Entry`] for each page that was ever touched, in chunks of 2 MiB of address space.
 //!
-//! A chunk exists only where something was touched, so a sparse region costs what it touches: eight bytes a page and
-//! a header a chunk. Chunks come from a stock that is refilled outside the fault path ([`Table::restock`]).
-
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
+//! A chunk exists only where something was touched: eight bytes a page and a header a chunk ([`crate::chunks`]).
 
 use crate::blocks::{AREA_PAGES, Accuracy, Area};
+use crate::chunks::{CHUNK_PAGES_U64, Chunks, Holds, split};
 use crate::page::{Entry, State};
 use crate::units::PageIndex;
 
-/// Pages in a chunk.
-pub const CHUNK_PAGES: usize = 512;
-const CHUNK_PAGES_U64: u64 = CHUNK_PAGES as u64;
+pub use crate::chunks::CHUNK_PAGES;
 
 /// Chunks kept in stock: 64 MiB of first touches between two refills.
 const STOCK: usize = 32;
 
-struct Chunk {
-    number: u64,
+struct Entries {
     /// Entries in state `Mapped`: lets a sweep pass over what holds no victim.
     mapped: u16,
     /// Entries in any state but `Untouched`: a chunk without any is given back.
@@ -28,38 +22,24 @@ struct Chunk {
     entries: [Entry; CHUNK_PAGES],
 }
 
-impl Chunk {
-    fn new() -> Box<Self> {
-        let entries = [Entry::UNTOUCHED; CHUNK_PAGES];
-        Box::new(Self { number: 0, mapped: 0, used: 0, accuracy: Accuracy::default(), entries })
+impl Holds for Entries {
+    fn nothing() -> Self {
+        Self { mapped: 0, used: 0, accuracy: Accuracy::default(), entries: [Entry::UNTOUCHED; CHUNK_PAGES] }
+    }
+
+    fn clear(&mut self) {
+        debug_assert!(self.entries.iter().all(|entry| entry.state() == State::Untouched), "no page is forgotten");
+        self.entries.fill(Entry::UNTOUCHED);
+        self.accuracy = Accuracy::default();
     }
 }
 
-/// Chunk numbers are small integers that nobody outside chooses: one multiplication spreads them.
-#[derive(Default)]
-pub(crate) struct ChunkHasher(u64);
-
-impl Hasher for ChunkHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, _: &[u8]) {
-        unreachable!("only chunk numbers are hashed");
-    }
-
-    fn write_u64(&mut self, number: u64) {
-        self.0 = number.wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(26);
-    }
-}
+type Chunk = crate::chunks::Chunk<Entries>;
 
 /// Entries by page index.
 #[derive(Default)]
 pub struct Table {
-    chunks: Vec<Option<Box<Chunk>>>,
-    vacant: Vec<usize>,
-    slots: HashMap<u64, usize, BuildHasherDefault<ChunkHasher>>,
-    stock: Vec<Box<Chunk>>,
+    chunks: Chunks<Entries>,
     mapped: u64,
     fetching: u64,
     writing: u64,
@@ -95,20 +75,14 @@ impl Table {
     /// The entry of `page`; untouched when it has none.
     pub fn get(&self, page: PageIndex) -> Entry {
         let (number, within) = split(page);
-        self.slots
-            .get(&number)
-            .and_then(|&slot| self.chunks[slot].as_deref())
-            .map_or(Entry::UNTOUCHED, |chunk| chunk.entries[within])
+        self.chunks.find(number).map_or(Entry::UNTOUCHED, |chunk| chunk.entries[within])
     }
 
     /// Changes the entry of `page` and returns what `change` returns.
     pub fn update<T>(&mut self, page: PageIndex, change: impl FnOnce(&mut Entry) -> T) -> T {
         let (number, within) = split(page);
-        let slot = match self.slots.get(&number) {
-            Some(&slot) => slot,
-            None => self.add_chunk(number),
-        };
-        let chunk = self.chunks[slot].as_deref_mut().expect("slots name chunks that exist");
+        let slot = self.chunks.slot_or_new(number);
+        let chunk = self.chunks.get_mut(slot).expect("slots name chunks that exist");
         let entry = &mut chunk.entries[within];
         let before = entry.state();
         let result = change(entry);
@@ -126,7 +100,7 @@ impl Table {
             self.used = self.used.wrapping_add_signed(used);
         }
         if chunk.used == 0 {
-            self.drop_chunk(slot);
+            self.chunks.remove(slot, STOCK);
         }
         result
     }
@@ -135,7 +109,7 @@ impl Table {
     /// touched.
     pub fn area(&self, page: PageIndex) -> Option<(&Area, Accuracy)> {
         let (number, within) = split(page);
-        let chunk = self.chunks[*self.slots.get(&number)?].as_deref()?;
+        let chunk = self.chunks.find(number)?;
         let (areas, _) = chunk.entries.as_chunks();
         Some((&areas[within / AREA_PAGES], chunk.accuracy))
     }
@@ -143,7 +117,8 @@ impl Table {
     /// The same, to be marked; entries must keep their states.
     pub(crate) fn area_mut(&mut self, page: PageIndex) -> Option<(&mut Area, &mut Accuracy)> {
         let (number, within) = split(page);
-        let chunk = self.chunks[*self.slots.get(&number)?].as_deref_mut()?;
+        let slot = self.chunks.slot(number)?;
+        let chunk: &mut Entries = self.chunks.get_mut(slot)?;
         let (areas, _) = chunk.entries.as_chunks_mut();
         Some((&mut areas[within / AREA_PAGES], &mut chunk.accuracy))
     }
@@ -170,9 +145,7 @@ impl Table {
 
     /// Bytes that the table occupies.
     pub fn bytes(&self) -> u64 {
-        let chunks = (self.slots.len() + self.stock.len()) * size_of::<Chunk>();
-        let index = self.slots.capacity() * size_of::<(u64, usize)>() + self.chunks.capacity() * size_of::<usize>();
-        (chunks + index) as u64
+        self.chunks.bytes()
     }
 
     /// The used pages of `[start, start + pages)`, in order. Costs what the range has touched, not its length, as
@@ -191,12 +164,12 @@ impl Table {
                 }
             }
         };
-        if last - first <= self.slots.len() as u64 {
-            (first..last).filter_map(|n| self.slots.get(&n)).filter_map(|&s| self.chunks[s].as_deref()).for_each(visit);
+        if last - first <= self.chunks.len() as u64 {
+            (first..last).filter_map(|number| self.chunks.find(number)).for_each(&mut visit);
         } else {
-            let mut numbers: Vec<_> = self.slots.keys().copied().filter(|n| (first..last).contains(n)).collect();
+            let mut numbers: Vec<_> = self.chunks.numbers().filter(|number| (first..last).contains(number)).collect();
             numbers.sort_unstable();
-            numbers.iter().filter_map(|n| self.chunks[self.slots[n]].as_deref()).for_each(&mut visit);
+            numbers.iter().filter_map(|&number| self.chunks.find(number)).for_each(&mut visit);
         }
     }
 
@@ -204,13 +177,13 @@ impl Table {
     /// chunks. Takes the second chances it meets; `believing` as for [`Entry::take_chance`].
     pub fn sweep(&mut self, hand: &mut Hand, chunks_max: &mut usize, believing: bool) -> Option<PageIndex> {
         while *chunks_max > 0 {
-            if hand.slot >= self.chunks.len() {
+            if hand.slot >= self.chunks.slots() {
                 *hand = Hand::default();
-                if self.chunks.is_empty() {
+                if self.chunks.slots() == 0 {
                     return None;
                 }
             }
-            if let Some(chunk) = self.chunks[hand.slot].as_deref_mut().filter(|chunk| chunk.mapped > 0) {
+            if let Some(chunk) = self.chunks.get_mut(hand.slot).filter(|chunk| chunk.mapped > 0) {
                 while hand.page < CHUNK_PAGES {
                     let within = hand.page;
                     hand.page += 1;
@@ -250,8 +223,8 @@ impl Table {
         look_in: impl Fn(&Chunk) -> bool,
         wanted: impl Fn(Entry) -> bool,
     ) -> Option<PageIndex> {
-        while let Some(slot) = self.chunks.get(hand.slot) {
-            if let Some(chunk) = slot.as_deref().filter(|chunk| look_in(chunk)) {
+        while hand.slot < self.chunks.slots() {
+            if let Some(chunk) = self.chunks.get(hand.slot).filter(|chunk| look_in(chunk)) {
                 while hand.page < CHUNK_PAGES {
                     let within = hand.page;
                     hand.page += 1;
@@ -268,47 +241,13 @@ impl Table {
 
     /// Chunks there are, for bounding a sweep.
     pub fn chunk_slots(&self) -> usize {
-        self.chunks.len()
+        self.chunks.slots()
     }
 
     /// Refills the stock. Allocates: call it when no fault waits.
     pub fn restock(&mut self) {
-        while self.stock.len() < STOCK {
-            self.stock.push(Chunk::new());
-        }
-        self.chunks.reserve(STOCK);
-        self.vacant.reserve(STOCK);
-        self.slots.reserve(STOCK);
+        self.chunks.restock(STOCK);
     }
-
-    fn add_chunk(&mut self, number: u64) -> usize {
-        let mut chunk = self.stock.pop().unwrap_or_else(Chunk::new);
-        chunk.number = number;
-        let slot = self.vacant.pop().unwrap_or_else(|| {
-            self.chunks.push(None);
-            self.chunks.len() - 1
-        });
-        self.chunks[slot] = Some(chunk);
-        self.slots.insert(number, slot);
-        slot
-    }
-
-    fn drop_chunk(&mut self, slot: usize) {
-        let chunk = self.chunks[slot].take().expect("its last page was just given up");
-        debug_assert!(chunk.entries.iter().all(|entry| entry.state() == State::Untouched), "no page is forgotten");
-        self.slots.remove(&chunk.number);
-        self.vacant.push(slot);
-        if self.stock.len() < STOCK {
-            let mut chunk = chunk;
-            chunk.entries.fill(Entry::UNTOUCHED);
-            chunk.accuracy = Accuracy::default();
-            self.stock.push(chunk);
-        }
-    }
-}
-
-pub(crate) fn split(page: PageIndex) -> (u64, usize) {
-    (page.0 / CHUNK_PAGES_U64, usize::try_from(page.0 % CHUNK_PAGES_U64).expect("below 512"))
 }
 
 #[cfg(test)]
@@ -325,10 +264,10 @@ mod tests {
         let mut table = Table::default();
         map(&mut table, 5);
         map(&mut table, 5000);
-        assert_eq!((table.mapped(), table.used(), table.slots.len()), (2, 2, 2));
+        assert_eq!((table.mapped(), table.used(), table.chunks.len()), (2, 2, 2));
         table.update(PageIndex(5), |entry| entry.step(Step::Capture(BufferIndex(0)))).expect("legal");
         table.update(PageIndex(5), |entry| entry.step(Step::ReadZero)).expect("legal");
-        assert_eq!((table.mapped(), table.used(), table.slots.len()), (1, 1, 1));
+        assert_eq!((table.mapped(), table.used(), table.chunks.len()), (1, 1, 1));
         assert_eq!(table.get(PageIndex(5)), Entry::UNTOUCHED);
         assert_eq!(table.get(PageIndex(5000)).state(), State::Mapped);
     }

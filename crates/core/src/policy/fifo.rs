@@ -1,7 +1,8 @@
-//! FIFO: the order of arrival.
+//! FIFO, the order of arrival; and LRU, as far as it can be seen: the order of the last fault (FluidMem's list).
 //!
-//! A page that comes back from a buffer arrived long ago and keeps its turn: it is the next to leave. Only one that was in
-//! the store, or was given up, arrives anew.
+//! They differ in a page that comes back from a buffer. To FIFO it arrived long ago and keeps its turn: it is the next to
+//! leave, and only one that was in the store, or was given up, arrives anew. LRU believes in that re-reference: the page goes
+//! behind all others. True LRU would need to see every reference; while a page is in its target none is seen.
 
 use super::queues::{End, Queues};
 use super::{Arrival, Pages, Policy};
@@ -10,25 +11,46 @@ use crate::units::PageIndex;
 const ALL: usize = 0;
 
 /// See the module's documentation.
-#[derive(Default)]
-pub struct Fifo(Queues);
+pub struct Fifo {
+    queue: Queues,
+    /// Whether it is the last fault that counts: LRU.
+    by_last_fault: bool,
+}
+
+impl Fifo {
+    /// FIFO.
+    pub fn by_arrival() -> Self {
+        Self { queue: Queues::default(), by_last_fault: false }
+    }
+
+    /// LRU.
+    pub fn by_last_fault() -> Self {
+        Self { queue: Queues::default(), by_last_fault: true }
+    }
+}
 
 impl Policy for Fifo {
     fn next(&mut self, _: &mut Pages<'_>) -> Option<PageIndex> {
-        self.0.give_out_oldest(ALL)
+        self.queue.give_out_oldest(ALL)
     }
 
     fn queues(&self) -> Option<&Queues> {
-        Some(&self.0)
+        Some(&self.queue)
     }
 
     fn queues_mut(&mut self) -> Option<&mut Queues> {
-        Some(&mut self.0)
+        Some(&mut self.queue)
     }
 
     fn arrived(&mut self, page: PageIndex, how: Arrival) {
-        let end = if how == Arrival::Buffer { End::Oldest } else { End::Newest };
-        self.0.remove(page);
-        self.0.push(ALL, end, page, 0);
+        let end = if how == Arrival::Buffer && !self.by_last_fault { End::Oldest } else { End::Newest };
+        self.queue.remove(page);
+        self.queue.push(ALL, end, page, 0);
+    }
+
+    fn stretched(&mut self, page: PageIndex) {
+        if self.by_last_fault {
+            self.queue.renew(page, ALL);
+        }
     }
 }

@@ -6,7 +6,7 @@
 //! fetched from the store again.
 //!
 //! Two families. *Sweeps* ([`clock`], [`rr`]) go over the table in its order: victims are neighbours, which leave in one
-//! move with one TLB flush, and no page costs memory beyond its entry. *Orders* ([`fifo`], [`lru`], [`lru3`], [`s3fifo`],
+//! move with one TLB flush, and no page costs memory beyond its entry. *Orders* ([`fifo`], [`lru3`], [`s3fifo`],
 //! [`sieve`]) keep queues of pages ([`queues`]).
 //!
 //! Invariants of the orders: a page that is in the target is in exactly one queue or *out*; a victim that was asked for
@@ -14,7 +14,6 @@
 
 pub mod clock;
 pub mod fifo;
-pub mod lru;
 pub mod lru3;
 pub mod queues;
 pub(crate) mod replacement;
@@ -155,8 +154,8 @@ impl Kind {
         match self {
             Self::Rr => Box::new(rr::RoundRobin::default()),
             Self::Clock => Box::new(clock::Clock::default()),
-            Self::Fifo => Box::new(fifo::Fifo::default()),
-            Self::Lru => Box::new(lru::Lru::default()),
+            Self::Fifo => Box::new(fifo::Fifo::by_arrival()),
+            Self::Lru => Box::new(fifo::Fifo::by_last_fault()),
             Self::Lru3 => Box::new(lru3::Lru3::default()),
             Self::S3Fifo => Box::new(s3fifo::S3Fifo::default()),
             Self::Sieve => Box::new(sieve::Sieve::default()),

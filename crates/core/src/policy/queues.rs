@@ -5,11 +5,8 @@
 //!
 //! Victims that were given out, and whose fate is not yet known, wait in a queue of their own.
 
-use std::collections::HashMap;
-use std::hash::BuildHasherDefault;
-
 use super::Refusal;
-use crate::table::{CHUNK_PAGES, ChunkHasher, split};
+use crate::chunks::{CHUNK_PAGES, Chunk, Chunks, Holds, split};
 use crate::units::PageIndex;
 
 /// Queues that a policy may have.
@@ -22,8 +19,7 @@ const NONE: u32 = u32::MAX;
 /// Chunks kept in stock: an eighth of those in use, within these bounds.
 const STOCK: (usize, usize) = (4, 32);
 
-struct Chunk {
-    number: u64,
+struct Links {
     /// Pages that are in a queue: a chunk without any is given back.
     linked: u32,
     newer: [u32; CHUNK_PAGES],
@@ -36,15 +32,9 @@ const PLACE_BITS: u32 = 3;
 const ORIGIN_BITS: u32 = 2;
 const MARK_SHIFT: u32 = PLACE_BITS + ORIGIN_BITS;
 
-impl Chunk {
-    fn new() -> Box<Self> {
-        Box::new(Self {
-            number: 0,
-            linked: 0,
-            newer: [NONE; CHUNK_PAGES],
-            older: [NONE; CHUNK_PAGES],
-            place: [0; CHUNK_PAGES],
-        })
+impl Holds for Links {
+    fn nothing() -> Self {
+        Self { linked: 0, newer: [NONE; CHUNK_PAGES], older: [NONE; CHUNK_PAGES], place: [0; CHUNK_PAGES] }
     }
 }
 
@@ -66,22 +56,13 @@ pub enum End {
 
 /// See the module's documentation.
 pub struct Queues {
-    chunks: Vec<Option<Box<Chunk>>>,
-    vacant: Vec<usize>,
-    slots: HashMap<u64, usize, BuildHasherDefault<ChunkHasher>>,
-    stock: Vec<Box<Chunk>>,
+    chunks: Chunks<Links>,
     ends: [Ends; QUEUES + 1],
 }
 
 impl Default for Queues {
     fn default() -> Self {
-        Self {
-            chunks: Vec::new(),
-            vacant: Vec::new(),
-            slots: HashMap::default(),
-            stock: Vec::new(),
-            ends: [Ends { oldest: NONE, newest: NONE, pages: 0 }; QUEUES + 1],
-        }
+        Self { chunks: Chunks::default(), ends: [Ends { oldest: NONE, newest: NONE, pages: 0 }; QUEUES + 1] }
     }
 }
 
@@ -107,7 +88,7 @@ impl Queues {
     /// Which queue `page` is in, and its mark. Of a page that is out: the queue that it came from.
     pub fn find(&self, page: PageIndex) -> Option<(usize, u8)> {
         let (number, within) = split(page);
-        let place = self.slots.get(&number).map(|&slot| self.chunk(slot).place[within])?;
+        let place = self.chunks.find(number)?.place[within];
         (place != 0).then(|| (origin(place), place >> MARK_SHIFT))
     }
 
@@ -208,29 +189,18 @@ impl Queues {
 
     /// Bytes occupied.
     pub fn bytes(&self) -> u64 {
-        let chunks = (self.slots.len() + self.stock.len()) * size_of::<Chunk>();
-        let index = self.slots.capacity() * size_of::<(u64, usize)>() + self.chunks.capacity() * size_of::<usize>();
-        (chunks + index) as u64
+        self.chunks.bytes()
     }
 
     /// Refills the stock. Allocates: call it when no fault waits.
     pub fn restock(&mut self) {
-        let wanted = (self.slots.len() / 8).clamp(STOCK.0, STOCK.1);
-        while self.stock.len() < wanted {
-            self.stock.push(Chunk::new());
-        }
-        self.chunks.reserve(wanted);
-        self.vacant.reserve(wanted);
-        self.slots.reserve(wanted);
+        self.chunks.restock((self.chunks.len() / 8).clamp(STOCK.0, STOCK.1));
     }
 
     /// Links `page` into `queue`, directly before the node `next`, or at the new end.
     fn link(&mut self, queue: usize, page: PageIndex, next: u32, place: u8) {
         let (number, within_chunk) = split(page);
-        let slot = match self.slots.get(&number) {
-            Some(&slot) => slot,
-            None => self.add_chunk(number),
-        };
+        let slot = self.chunks.slot_or_new(number);
         let node = u32::try_from(slot * CHUNK_PAGES + within_chunk).expect("fewer pages in queues than 2^32");
         let before = if next == NONE { self.ends[queue].newest } else { self.older(next) };
         let chunk = self.chunk_mut(slot);
@@ -266,14 +236,14 @@ impl Queues {
         let chunk = self.chunk_mut(slot);
         chunk.linked -= 1;
         if chunk.linked == 0 {
-            self.drop_chunk(slot);
+            self.chunks.remove(slot, STOCK.1);
         }
     }
 
     /// The node of `page`, if it is in a queue.
     fn node(&self, page: PageIndex) -> Option<u32> {
         let (number, within) = split(page);
-        let &slot = self.slots.get(&number)?;
+        let slot = self.chunks.slot(number)?;
         let node = u32::try_from(slot * CHUNK_PAGES + within).expect("it was linked");
         (self.chunk(slot).place[within] != 0).then_some(node)
     }
@@ -294,33 +264,12 @@ impl Queues {
         &mut self.chunk_mut(slot_of(node)).place[within(node)]
     }
 
-    fn chunk(&self, slot: usize) -> &Chunk {
-        self.chunks[slot].as_deref().expect("slots name chunks that exist")
+    fn chunk(&self, slot: usize) -> &Chunk<Links> {
+        self.chunks.get(slot).expect("slots name chunks that exist")
     }
 
-    fn chunk_mut(&mut self, slot: usize) -> &mut Chunk {
-        self.chunks[slot].as_deref_mut().expect("slots name chunks that exist")
-    }
-
-    fn add_chunk(&mut self, number: u64) -> usize {
-        let mut chunk = self.stock.pop().unwrap_or_else(Chunk::new);
-        chunk.number = number;
-        let slot = self.vacant.pop().unwrap_or_else(|| {
-            self.chunks.push(None);
-            self.chunks.len() - 1
-        });
-        self.chunks[slot] = Some(chunk);
-        self.slots.insert(number, slot);
-        slot
-    }
-
-    fn drop_chunk(&mut self, slot: usize) {
-        let chunk = self.chunks[slot].take().expect("its last page was just taken out");
-        self.slots.remove(&chunk.number);
-        self.vacant.push(slot);
-        if self.stock.len() < STOCK.1 {
-            self.stock.push(chunk);
-        }
+    fn chunk_mut(&mut self, slot: usize) -> &mut Chunk<Links> {
+        self.chunks.get_mut(slot).expect("slots name chunks that exist")
     }
 }
 
