@@ -1,7 +1,7 @@
 //! Blocks as faults and evictions see them.
 
 use spillway_core::blocks::Accuracy;
-use spillway_core::evict::{Captured, Run};
+use spillway_core::evict::{Bytes, Captured, Run};
 use spillway_core::page::{HandleBits, State};
 use spillway_core::pager::{Blocks, Budget, Config, Outcome, Pager, Plan, Served, Stop};
 use spillway_core::policy::{Block, Settings};
@@ -55,7 +55,8 @@ impl World {
         for page in pages.map(|page| self.page(page)).collect::<Vec<_>>() {
             if self.pager.state_of(page) == State::Mapped {
                 let buffer = self.pager.take_buffer().expect("enough buffers");
-                self.pager.captured(page, Captured::Buffer(buffer));
+                self.pager.captured(page, Captured::Moved(buffer));
+                self.pager.read(page, buffer, Bytes::Here);
                 let write = self.pager.next_write(true).expect("it was just captured");
                 self.handles += 1;
                 self.pager.written(write, HandleBits::new(self.handles).expect("not zero"), false);
