@@ -15,11 +15,12 @@ fn first_seed(mutation: Mutation) -> u64 {
         Mutation::InheritBlindly => RARE[2],
         Mutation::WakeWhereAsked => RARE[3],
         Mutation::InstallDuringFork => RARE[4],
+        Mutation::WaitForAgents => RARE[5],
         _ => 0,
     }
 }
 
-const RARE: [u64; 5] = [2600, 700, 24_600, 4800, 1500];
+const RARE: [u64; 6] = [2600, 700, 8900, 4800, 1500, 1200];
 
 fn is_caught(mutation: Mutation) {
     let first = first_seed(mutation);
