@@ -20,7 +20,7 @@ fn first_seed(mutation: Mutation) -> u64 {
     }
 }
 
-const RARE: [u64; 6] = [2600, 700, 8900, 4800, 1500, 1200];
+const RARE: [u64; 6] = [2600, 700, 8900, 29_200, 1500, 1200];
 
 fn is_caught(mutation: Mutation) {
     let first = first_seed(mutation);
