@@ -9,7 +9,7 @@
 //! dcm reads access bits when a block is unmapped. There are none here, so pages say themselves how they came. One that was
 //! *asked for* is used. One that came *ahead* may or may not be. And one that its block left behind, although it could have
 //! come along, is unused unless it was asked for later. Who wants to know what a block is worth therefore leaves something
-//! of it behind: see [`crate::reach`].
+//! of it behind: see `reach.rs`.
 
 use std::ops::Range;
 
