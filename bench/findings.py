@@ -289,7 +289,7 @@ def charts(measured, remotes, variants, into, record):
             axis.set_ylabel(label, fontsize=8)
             axis.set_xticks(places, [f"{v[0]} {'PE' if v[1] == 'pre-evict' else 'OD'} {r}%" for r, v in cases], rotation=60, fontsize=7, ha="right")
         if kind == "handling":
-            axes[0, 0].legend(fontsize=8)
+            axes[0, 0].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
         figure.tight_layout()
         path = into / f"{record}-{kind}.svg"
         figure.savefig(path, metadata={"Date": None})

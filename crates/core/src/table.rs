@@ -1,6 +1,6 @@
 //! The page table: an [`Entry`] for each page that was ever touched, in chunks of 2 MiB of address space.
 //!
-//! A chunk exists only where something was touched: eight bytes a page and a header a chunk ([`crate::chunks`]).
+//! A chunk exists only where something was touched: eight bytes a page and a header a chunk (`chunks.rs`).
 
 use crate::blocks::{AREA_PAGES, Accuracy, Area};
 use crate::chunks::{CHUNK_PAGES_U64, Chunks, Holds, split};

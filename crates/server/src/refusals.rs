@@ -98,7 +98,7 @@ impl Refusals {
 }
 
 impl Teller {
-    /// Waits for refusals and has them told, `KEPT_MAX` at most, and how many others there were; then pauses, again and
+    /// Waits for refusals and has a few of them told (`KEPT_MAX`), and how many others there were; then pauses, again and
     /// again, until nobody is left who could refuse.
     pub fn run(self, pause: Duration, mut tell: impl FnMut(&[Refusal], u64)) {
         while let Ok(first) = self.kept.recv() {
