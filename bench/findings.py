@@ -243,7 +243,7 @@ def by_program(measured, remotes):
                 else None,
             )
         )
-    if near:
+    if near and with_blocks(near, "4K", 75)["fetched_pages"]:
         small, large = (with_blocks(near, block, 75) for block in ("4K", "64K"))
         pages = large["fetched_pages"] / small["fetched_pages"]
         found.append(

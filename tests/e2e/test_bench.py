@@ -109,10 +109,11 @@ def test_faults_over_tcp_are_recorded(processes, spillway, tmp_path):
     assert left_behind() == before
 
 
+@pytest.mark.limit(180)
 def test_papers_are_repeated_and_recorded(processes, spillway, tmp_path):
     words = [REPOSITORY / "bench/papers", "--tiny", "--rounds", 1, "--only", "near", "--record", "tiny", "--into", tmp_path]
     run = processes.start([*words, "--spillway", spillway.path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    out, err = run.communicate(timeout=80)
+    out, err = run.communicate(timeout=170)
     assert run.returncode == 0, err
     record = (tmp_path / "tiny.md").read_text()
     assert all(line in record for line in out.splitlines())
