@@ -11,7 +11,7 @@ pub(crate) struct Args {
     /// A managed process, or the `spillway run` before it
     #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
     pid: i32,
-    /// policy=NAME, evict=on-demand or pre-evict, scope=target or global, block=elastic or 4k to 64k; as for `run`
+    /// policy=NAME, evict=on-demand or pre-evict, scope=target or global, block=elastic or 4k to 64k
     #[arg(required = true, value_name = "KEY=VALUE")]
     settings: Vec<String>,
 }
