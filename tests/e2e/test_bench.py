@@ -150,3 +150,34 @@ def test_findings_follow_from_figures(bench):
     served, scheme, *_ = told(1, 100)
     assert "access bits" in served.line() and "8.0 us" in scheme.line() and "**Different here:**" in scheme.line()
     assert "25 % less" in told(0.75, 70)[1].line()
+
+
+YARDSTICK = """#!/usr/bin/env python3
+import json, pathlib, sys
+wrong, told = int(pathlib.Path(__file__).with_name("wrong").read_text()), sys.argv[sys.argv.index("--json") + 1]
+keys = ["populate_us_per_page", "mean_us", "p50_us", "p99_us", "p999_us", "accesses_per_s", "scan_us_per_page"]
+median = {mode: {key: us for key in keys} for mode, us in [("native", 1.0), ("zram", 10.0), ("spillway", 7.5)]}
+runs = {mode: [each | {"wrong": wrong * (mode == "spillway")}] for mode, each in median.items()}
+pathlib.Path(told).write_text(json.dumps({"median": median, "runs": runs}))
+"""
+
+
+def test_the_page_about_zram_follows_from_the_yardstick(tmp_path):
+    yardstick, wrong = tmp_path / "yardstick", tmp_path / "wrong"
+    yardstick.write_text(YARDSTICK)
+    yardstick.chmod(0o755)
+    command = [REPOSITORY / "bench/zram", "--compare", yardstick, "--spillway", "true", "--only", "uniform,threads"]
+    command += ["--record", "page", "--into", tmp_path]
+    page = tmp_path / "page.md"
+    page.write_text("old\n## What bounds it\nby hand\n")
+    for bytes, status in [(0, 0), (3, 1)]:
+        wrong.write_text(str(bytes))
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
+        assert done.returncode == status, done.stderr
+        text = page.read_text()
+        assert f"came back wrong: {2 * bytes}." in text
+        assert "| mean access, us | 1.00 | 10.00 | 7.50 | 0.75 | 0.8: met |" in text
+        assert "| p99, us | 1.00 | 10.00 | 7.50 | 0.75 | 0.1: **missed** |" in text
+        assert "at least 1: **missed**" in text
+        assert text.endswith("## What bounds it\nby hand\n") and "old" not in text
+        assert set(json.loads((tmp_path / "page.json").read_text())["cases"]) == {"uniform", "threads"}
