@@ -44,6 +44,8 @@ pub enum Bytes {
     Zero,
     /// They could not be read: an access must fail loudly.
     Lost,
+    /// The same, and there is nobody left to access them, as far as can be told: not worth telling.
+    Gone,
 }
 
 /// A page on its way to the store.
@@ -183,9 +185,10 @@ impl Pager {
                 self.counters.zero_drops += 1;
                 self.tighten();
             }
-            Bytes::Lost => {
+            Bytes::Lost | Bytes::Gone => {
                 self.step(page, Step::ReadLost);
-                self.counters.lost_pages += 1;
+                self.counters.lost_pages += u64::from(bytes == Bytes::Lost);
+                self.has_lost = true;
             }
         }
     }

@@ -174,6 +174,7 @@ impl Pager {
                 } else {
                     self.table.update(page, |entry| *entry = Entry::LOST);
                     self.counters.lost_pages += 1;
+                    self.has_lost = true;
                 }
             }
             _ => self.table.update(page, |entry| *entry = Entry::LOST),

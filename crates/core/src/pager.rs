@@ -208,6 +208,8 @@ pub struct Pager {
     pub(crate) set_aside: u64,
     /// Of each buffer, whether the bytes of a page that was moved out are still to come.
     pub(crate) unread: Vec<bool>,
+    /// Whether any page was ever lost.
+    pub(crate) has_lost: bool,
     pub(crate) vacated: Vec<Vacated>,
     /// Pages that must not leave, in order, each target's renewed as a whole.
     pub(crate) kept: Vec<(PageIndex, TargetId)>,
@@ -245,6 +247,7 @@ impl Pager {
             store_full: false,
             set_aside: 0,
             unread: vec![false; buffers],
+            has_lost: false,
             vacated: Vec::new(),
             kept: Vec::new(),
             buffers: config.buffers,
@@ -530,7 +533,7 @@ impl Pager {
     /// Where `target` has pages that are lost.
     pub fn lost_in(&self, target: TargetId) -> Vec<Address> {
         let mut lost = Vec::new();
-        if self.counters.lost_pages > 0 {
+        if self.has_lost {
             for region in self.regions.of(target) {
                 self.table.used_in(region.first, region.span.pages(), |page, entry| {
                     lost.extend(region.address_of(page).filter(|_| entry.state() == State::Lost));
@@ -631,6 +634,7 @@ impl Pager {
         let Plan::Fetch { address, page, pages, asked } = plan else { unreachable!("only fetches fail in the store") };
         self.step(page.plus(within), Step::Lose);
         self.counters.lost_pages += 1;
+        self.has_lost = true;
         (within + 1..pages).for_each(|i| self.step(page.plus(i), Step::PutBack));
         (within > 0 || asked > 0).then_some(Plan::Fetch { address, page, pages: within, asked })
     }
@@ -645,6 +649,7 @@ impl Pager {
     pub fn lost(&mut self, page: PageIndex) {
         self.step(page, Step::Lose);
         self.counters.lost_pages += 1;
+        self.has_lost = true;
     }
 
     /// A page that was on its way stays in the store for now.

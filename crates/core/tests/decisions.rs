@@ -306,3 +306,16 @@ fn what_was_captured_twice_is_not_written_before_it_was_read_again() {
     pager.read(page, second, Bytes::Here);
     assert_eq!(pager.next_write(true).map(|write| (write.page, write.buffer)), Some((page, second)));
 }
+
+#[test]
+fn what_nobody_is_left_to_access_is_lost_and_not_told() {
+    let mut pager = pager();
+    let target = pager.add_target();
+    fill(&mut pager, target, span(100, 1));
+    let page = page_at(&pager, target, 100);
+    let buffer = pager.take_buffer().expect("a free buffer");
+    pager.captured(page, Captured::Moved(buffer));
+    pager.read(page, buffer, Bytes::Gone);
+    assert_eq!((pager.state_of(page), pager.counters().lost_pages), (State::Lost, 0));
+    assert_eq!(pager.lost_in(target), [span(100, 1).start], "should it be there all the same, it must not read zeros");
+}

@@ -216,7 +216,7 @@ impl Driver {
         drop(buffers);
         target.runs.clear();
         let elsewhere = self.placement.may_share_with(self.hands.reader.thread(), &self.shared);
-        self.hands.reader.begin(agent.pid, agent.layout.staging, elsewhere, &mut self.hands.buffers);
+        self.hands.reader.begin(agent, elsewhere, &mut self.hands.buffers);
         self.hands.finish_reading(false, &mut self.core);
         if captured + stuck == 0 {
             // Mappings are changing: whoever changes them needs the CPU to say so.

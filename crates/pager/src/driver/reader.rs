@@ -17,6 +17,7 @@ use spillway_core::{Address, Page, PageIndex};
 use spillway_store::{PageHash, is_zero};
 
 use super::buffers::{Aligned, Buffers};
+use crate::adopt::Agent;
 use crate::sys::agent::BATCH_PAGES;
 use crate::sys::fd::Bell;
 use crate::sys::process::{read_memory, read_pages};
@@ -27,7 +28,9 @@ const WORTH_PAGES: usize = 32;
 
 /// One batch.
 struct Job {
+    /// The process, and its agent's thread.
     pid: i32,
+    thread: i32,
     staging: Address,
     /// In the order of staging.
     items: Vec<Item>,
@@ -41,11 +44,21 @@ struct Item {
 }
 
 impl Job {
+    fn read_as(&mut self, thread: i32) -> io::Result<()> {
+        read_pages(thread, self.staging, self.items.iter_mut().map(|item| &mut item.page.0))
+    }
+
     fn run(&mut self) {
-        let read = read_pages(self.pid, self.staging, self.items.iter_mut().map(|item| &mut item.page.0));
+        // The agent goes with the address space, by exit or exec; a process may get another one. An agent may also end alone.
+        let mut read = self.read_as(self.thread);
+        let agent_is_gone = matches!(&read, Err(error) if error.raw_os_error() == Some(libc::ESRCH));
+        if agent_is_gone {
+            read = self.read_as(self.pid);
+        }
         for item in &mut self.items {
             item.bytes = match &read {
                 // They were moved away, and there is no other copy: zeros must not take their place.
+                Err(_) if agent_is_gone => Bytes::Gone,
                 Err(_) => Bytes::Lost,
                 Ok(()) if is_zero(&item.page.0) => Bytes::Zero,
                 Ok(()) => Bytes::Here,
@@ -98,7 +111,7 @@ impl Reader {
         };
         // Without it, the channel is closed, and all is read here.
         let _ = std::thread::Builder::new().name("reader".into()).spawn(work);
-        let job = Job { pid: 0, staging: Address(0), items: Vec::with_capacity(BATCH_PAGES), hash };
+        let job = Job { pid: 0, thread: 0, staging: Address(0), items: Vec::with_capacity(BATCH_PAGES), hash };
         let order = Vec::with_capacity(BATCH_PAGES);
         Self { thread, jobs, done, place: Place::Spare(job), staging: (0, Address(0)), order }
     }
@@ -119,12 +132,12 @@ impl Reader {
     }
 
     /// Begins to read what was noted: on the other thread if that may be, and is worth it. [`Reader::finish`] is next.
-    pub(super) fn begin(&mut self, pid: i32, staging: Address, elsewhere: bool, buffers: &mut Buffers) {
+    pub(super) fn begin(&mut self, agent: &Agent, elsewhere: bool, buffers: &mut Buffers) {
         let Place::Spare(mut job) = std::mem::replace(&mut self.place, Place::Away) else {
             unreachable!("nothing is captured while pages are being read")
         };
-        (job.pid, job.staging) = (pid, staging);
-        self.staging = (pid, staging);
+        (job.pid, job.thread, job.staging) = (agent.pid, agent.thread, agent.layout.staging);
+        self.staging = (agent.pid, agent.layout.staging);
         let item = |buffer| Item { page: buffers.lend(buffer), bytes: Bytes::Lost, hash: None };
         job.items.extend(self.order.iter().map(|(_, buffer)| *buffer).map(item));
         if elsewhere && job.items.len() >= WORTH_PAGES {
