@@ -25,14 +25,20 @@ def test_policies_take_over_from_each_other(processes, spillway, build, evict, s
         target.unharmed()
 
 
-def test_a_tiny_comparison_is_recorded(processes, spillway, tmp_path):
-    words = [REPOSITORY / "bench/policies", "--tiny", "--rounds", 1, "--only", "zipf,python"]
+def recorded(processes, spillway, words, tmp_path):
+    """Runs a comparison; its record, which says what it printed."""
     out = [*words, "--record", "tiny", "--into", tmp_path, "--spillway", spillway.path]
     run = processes.start(out, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     said, err = run.communicate(timeout=80)
     assert run.returncode == 0, err
     record = (tmp_path / "tiny.md").read_text()
     assert said in record and (tmp_path / "tiny.json").exists()
+    return record
+
+
+def test_a_tiny_comparison_is_recorded(processes, spillway, tmp_path):
+    words = [REPOSITORY / "bench/policies", "--tiny", "--rounds", 1, "--only", "zipf,python"]
+    record = recorded(processes, spillway, words, tmp_path)
     # Time, faults, pages fetched: each with a head, and a row for each variant.
     rows = [line for line in record.splitlines() if line.startswith("| ")]
     assert len(rows) == 3 * (1 + len(POLICIES) + 2), record
@@ -56,12 +62,7 @@ def test_blocks_of_every_size_give_right_bytes(processes, spillway, build, pool)
 
 def test_a_tiny_comparison_of_blocks_is_recorded(processes, spillway, tmp_path):
     words = [REPOSITORY / "bench/blocks", "--tiny", "--rounds", 1, "--only", "seq,sqlite", "--pool", "local", "--share", "50"]
-    out = [*words, "--record", "tiny", "--into", tmp_path, "--spillway", spillway.path]
-    run = processes.start(out, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    said, err = run.communicate(timeout=80)
-    assert run.returncode == 0, err
-    record = (tmp_path / "tiny.md").read_text()
-    assert said in record and (tmp_path / "tiny.json").exists()
+    record = recorded(processes, spillway, words, tmp_path)
     # One of the sequential program; speeds, with a mean; accuracy, faults and pages fetched.
     rows = [line for line in record.splitlines() if line.startswith("| ")]
     assert len(rows) == 2 + (1 + 2 + 1) + 3 * (1 + 2), record
