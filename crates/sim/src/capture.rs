@@ -132,9 +132,9 @@ impl Driver {
             }
         }
         drop(buffers);
-        self.reader.begin(staged, kernel.now);
         kernel.trace.note(kernel.now, || format!("pager collects {:?} of {}: {outcomes:?}", target.runs, target.space));
         target.runs.clear();
+        self.begin_reading(&staged, kernel.now);
         if captured + stuck == 0 {
             // Mappings are changing: whoever changes them needs the CPU to say so.
             self.yields.until = self.yields.until.max(kernel.now + RETRY);

@@ -17,7 +17,7 @@ use crate::kernel::Kernel;
 use crate::letters::{Command, Report};
 use crate::memory::{address, range, slot, span};
 use crate::mutation::Mutation;
-use crate::reader::Reader;
+use crate::reader::{Buffered, Reader};
 use crate::release::Release;
 use crate::removals::Outstanding;
 use crate::store::{Got, Put, Store};
@@ -53,7 +53,7 @@ pub struct Driver {
     pub excused: bool,
     /// Faults may go past the budget, because nothing could leave of late.
     pub overdraws: bool,
-    pub(crate) buffers: Vec<u64>,
+    pub(crate) buffers: Vec<Buffered>,
     pub(crate) yields: Yield,
     /// Pages that have left their targets and are not in their buffers yet.
     pub(crate) reader: Reader,
@@ -84,7 +84,7 @@ impl Driver {
             mutation,
             excused: false,
             overdraws: false,
-            buffers: vec![0; usize::try_from(buffers).expect("u32 fits")],
+            buffers: vec![Buffered::default(); usize::try_from(buffers).expect("u32 fits")],
             yields: Yield::default(),
             reader: Reader::default(),
             release: None,
@@ -324,9 +324,10 @@ impl Driver {
             return false;
         }
         let Some(write) = self.core.next_write(all) else { return false };
-        let value = self.buffers[write.buffer.0 as usize];
+        let Buffered { value, same_as } = self.buffers[write.buffer.0 as usize];
         let previous = write.previous.filter(|_| !self.is(Mutation::ForgetCleanCopy));
-        let put = self.store.put(value, previous, now);
+        let unchanged = previous.filter(|_| same_as == previous).map(|clean| Ok(Put::Unchanged(clean)));
+        let put = unchanged.unwrap_or_else(|| self.store.put(value, previous, now));
         if let (Ok(_), Some(previous)) = (put, previous) {
             self.journeys.write_ends(previous);
         }

@@ -70,11 +70,13 @@ pub enum Mutation {
     StealUnread,
     /// Copies such a buffer for a forked child.
     ForkUnread,
+    /// Believes of a buffer that is filled anew what was found of what it held before.
+    TrustOldComparison,
 }
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 33] = [
+    pub const ALL: [Self; 34] = [
         Self::ReadDuringCapture,
         Self::ServeBeforeChanges,
         Self::CaptureRemoving,
@@ -108,5 +110,6 @@ impl Mutation {
         Self::CaptureUnread,
         Self::StealUnread,
         Self::ForkUnread,
+        Self::TrustOldComparison,
     ];
 }

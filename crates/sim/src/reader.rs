@@ -1,8 +1,9 @@
 //! The driver's reader: what was captured leaves staging some time later. A fault on it is served from there meanwhile.
+//! Some of it is compared with its clean copy on the way, if the store answers at once.
 
 use spillway_core::PageIndex;
 use spillway_core::evict::Bytes;
-use spillway_core::page::BufferIndex;
+use spillway_core::page::{BufferIndex, HandleBits};
 
 use crate::driver::Driver;
 use crate::mutation::Mutation;
@@ -10,11 +11,23 @@ use crate::mutation::Mutation;
 /// How long reading may take, in steps.
 const READING_MOST: u64 = 40;
 
+/// One batch in so many is not compared.
+const NOT_COMPARED: u64 = 3;
+
+/// What a buffer holds.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Buffered {
+    /// The page.
+    pub value: u64,
+    /// The copy in the store that was found to hold the same.
+    pub same_as: Option<HandleBits>,
+}
+
 /// Pages that are being read.
 #[derive(Clone, Debug, Default)]
 pub struct Reader {
     /// Where they go, and what they hold in staging.
-    pages: Vec<(PageIndex, BufferIndex, u64)>,
+    pages: Vec<(PageIndex, BufferIndex, Buffered)>,
     until: u64,
 }
 
@@ -25,22 +38,37 @@ impl Reader {
     }
 
     /// Begins to read this, which is in staging: for a while that differs from time to time.
-    pub fn begin(&mut self, pages: Vec<(PageIndex, BufferIndex, u64)>, now: u64) {
+    fn begin(&mut self, pages: impl Iterator<Item = (PageIndex, BufferIndex, Buffered)>, now: u64) {
         // Whoever captures meanwhile has dropped what was there.
-        self.pages.iter_mut().for_each(|(_, _, value)| *value = 0);
+        self.pages.iter_mut().for_each(|(_, _, buffered)| buffered.value = 0);
         self.pages.extend(pages);
         self.until = now + now % READING_MOST;
     }
 }
 
 impl Driver {
+    /// Begins to read what was captured: page, buffer, and what it holds.
+    pub(crate) fn begin_reading(&mut self, staged: &[(PageIndex, BufferIndex, u64)], now: u64) {
+        let compares = !self.store.answers_later() && !now.is_multiple_of(NOT_COMPARED);
+        let (core, store) = (&self.core, &self.store);
+        let looked_at = staged.iter().map(|&(page, buffer, value)| {
+            let clean = core.handle_of(page).filter(|clean| compares && store.holds(*clean, value));
+            (page, buffer, Buffered { value, same_as: clean })
+        });
+        self.reader.begin(looked_at, now);
+    }
+
     /// Takes over what was read, if it has been, or must be. True when nothing is being read any more.
     pub(crate) fn finish_reading(&mut self, now: u64, must: bool) -> bool {
         if now < self.reader.until && !must {
             return !self.reader.is_at_work();
         }
-        for (page, buffer, value) in std::mem::take(&mut self.reader.pages) {
-            self.buffers[buffer.0 as usize] = value;
+        for (page, buffer, mut buffered) in std::mem::take(&mut self.reader.pages) {
+            let (held, value) = (&mut self.buffers[buffer.0 as usize], buffered.value);
+            if self.mutation == Some(Mutation::TrustOldComparison) {
+                buffered.same_as = buffered.same_as.or(held.same_as);
+            }
+            *held = buffered;
             self.core.read(page, buffer, if value == 0 { Bytes::Zero } else { Bytes::Here });
         }
         true
@@ -50,8 +78,8 @@ impl Driver {
     pub(crate) fn buffered_value(&self, buffer: BufferIndex) -> u64 {
         let being_read = self.reader.pages.iter().rev().find(|(_, its, _)| *its == buffer);
         match being_read.filter(|_| !self.is(Mutation::StealUnread)) {
-            Some((_, _, value)) => *value,
-            None => self.buffers[buffer.0 as usize],
+            Some((_, _, buffered)) => buffered.value,
+            None => self.buffers[buffer.0 as usize].value,
         }
     }
 }

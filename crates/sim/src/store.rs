@@ -109,12 +109,11 @@ impl Store {
     /// # Errors
     /// [`Full`] when it declines: the page was not taken, and `previous` is still valid.
     pub fn put(&mut self, value: u64, mut previous: Option<HandleBits>, now: u64) -> Result<Put, Full> {
-        if let Some(handle) = previous {
-            let old = self.at(handle);
-            if old.value == value && !old.lost {
-                let pending = self.is_under_way(index(handle), Kind::Put);
-                return Ok(if pending { Put::Pending(handle) } else { Put::Unchanged(handle) });
-            }
+        if let Some(handle) = previous
+            && self.holds(handle, value)
+        {
+            let pending = self.is_under_way(index(handle), Kind::Put);
+            return Ok(if pending { Put::Pending(handle) } else { Put::Unchanged(handle) });
         }
         let twin = self.by_value.get(&value).copied().filter(|_| self.shares);
         // No two pages share what is not kept yet.
@@ -137,6 +136,12 @@ impl Store {
         let Some(transfers) = &mut self.transfers else { return Ok(Put::Stored(handle)) };
         transfers.begin(index(handle), Kind::Put, now, self.well);
         Ok(Put::Pending(handle))
+    }
+
+    /// Whether this is what is behind a handle.
+    pub fn holds(&self, handle: HandleBits, value: u64) -> bool {
+        let kept = self.at(handle);
+        kept.value == value && !kept.lost
     }
 
     /// Asks for what is behind a handle.

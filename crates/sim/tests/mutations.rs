@@ -78,4 +78,5 @@ caught! {
     capture_unread CaptureUnread
     steal_unread StealUnread
     fork_unread ForkUnread
+    trust_old_comparison TrustOldComparison
 }

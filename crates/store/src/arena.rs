@@ -10,9 +10,11 @@ mod span;
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::ops::Range;
 
 use crate::classes::{Classes, SPAN_BYTES};
 use crate::segment::{SEGMENT_BYTES, Segment, Supply};
+use crate::sys::memory::{Lending, Parts};
 use crate::{Handle, StoreError};
 use evacuate::Evacuation;
 use span::{FILLS, NONE, Span};
@@ -36,6 +38,12 @@ impl Place {
     /// The span, counted over all segments.
     fn span(self) -> u32 {
         self.segment * SPANS + self.offset / SPAN_BYTES
+    }
+
+    /// Its first `len` bytes, in the segment.
+    fn range(self, len: u16) -> Range<usize> {
+        let start = self.offset as usize;
+        start..start + usize::from(len)
     }
 }
 
@@ -183,12 +191,17 @@ impl Arena {
 
     /// The first `len` bytes of an object.
     pub(crate) fn bytes(&self, place: Place, len: u16) -> &[u8] {
-        &self.mapped(place.segment).bytes[place.offset as usize..][..usize::from(len)]
+        self.mapped(place.segment).bytes.bytes(place.range(len))
     }
 
     /// As [`Arena::bytes`], to be written.
     pub(crate) fn bytes_mut(&mut self, place: Place, len: u16) -> &mut [u8] {
-        &mut self.mapped_mut(place.segment).bytes[place.offset as usize..][..usize::from(len)]
+        self.mapped_mut(place.segment).bytes.bytes_mut(place.range(len))
+    }
+
+    /// Lends them: until the loan is over the object must not be freed.
+    pub(crate) fn lend(&mut self, place: Place, len: u16, parts: &mut Parts) -> Lending {
+        self.mapped_mut(place.segment).bytes.lend(place.range(len), parts)
     }
 
     /// The bytes an object takes, and its number in its span.

@@ -16,7 +16,7 @@ use crate::hash::PageHash;
 use crate::pool::{OpenError, OpenErrorKind};
 use crate::remote::handles::{Handles, Slot, State};
 use crate::sys::{PageRing, Transfer};
-use crate::{Completion, Got, HANDLE_BITS, Handle, Put, Status, Store, StoreError, Urgency};
+use crate::{Completion, Got, HANDLE_BITS, Handle, Prepared, Preparer, Put, Status, Store, StoreError, Urgency};
 
 /// The smallest file.
 pub const SIZE_MIN_BYTES: u64 = 1 << 20;
@@ -167,14 +167,15 @@ fn reserve(disk: &Disk, size_bytes: u64) -> io::Result<()> {
 
 impl Store for File {
     fn put(&mut self, page: &Page, previous: Option<Handle>) -> Result<Put, StoreError> {
-        self.put_hashed(page, self.hash.of(page), previous)
+        self.put_prepared(page, Prepared::of_hash(self.hash.of(page)), previous)
     }
 
-    fn page_hash(&self) -> Option<PageHash> {
-        Some(self.hash.clone())
+    fn preparer(&self) -> Option<Preparer> {
+        Some(Preparer::new(self.hash.clone(), 0))
     }
 
-    fn put_hashed(&mut self, page: &Page, checksum: u64, previous: Option<Handle>) -> Result<Put, StoreError> {
+    fn put_prepared(&mut self, page: &Page, known: Prepared, previous: Option<Handle>) -> Result<Put, StoreError> {
+        let checksum = known.hash;
         if let Some(previous) = previous {
             let slot = *self.handles.get_mut(previous);
             if slot.checksum == checksum && slot.state != State::Lost {

@@ -10,7 +10,7 @@ const SECRET_BYTES: usize = 192;
 
 /// XXH3-64 keyed with a random secret, so that nobody outside this process can aim at collisions.
 #[derive(Clone)]
-pub struct PageHash {
+pub(crate) struct PageHash {
     secret: Arc<[u8; SECRET_BYTES]>,
     /// Bits of the hash that count; all but in tests, which make pages collide on purpose.
     mask: u64,
@@ -31,7 +31,7 @@ impl PageHash {
     }
 
     /// The hash of `page`; the same for all clones.
-    pub fn of(&self, page: &Page) -> u64 {
+    pub(crate) fn of(&self, page: &Page) -> u64 {
         let hash = XxHash3_64::oneshot_with_secret(&*self.secret, page);
         hash.expect("the secret is long enough") & self.mask
     }

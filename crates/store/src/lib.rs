@@ -15,6 +15,7 @@ pub mod layer;
 pub mod local;
 mod memcached;
 pub mod pool;
+mod prepare;
 mod redis;
 pub mod rehearsal;
 pub mod remote;
@@ -29,8 +30,8 @@ use std::os::fd::BorrowedFd;
 
 use spillway_core::Page;
 
-pub use hash::PageHash;
 pub use local::Local;
+pub use prepare::{Lent, Prepared, Preparer};
 pub use segment::Refill;
 pub use spillway_codec::is_zero;
 
@@ -121,12 +122,16 @@ pub trait Store: Send {
     /// Keeps `page`. `previous` is the handle of this page's older copy, if the table still has one: it is compared,
     /// and released when it differs. After an error it is still valid.
     fn put(&mut self, page: &Page, previous: Option<Handle>) -> Result<Put, StoreError>;
-    /// What any thread may hash pages with ahead of [`Store::put_hashed`]; `None` where that saves nothing.
-    fn page_hash(&self) -> Option<PageHash> {
+    /// What another thread may look at pages with ahead of [`Store::put_prepared`]; `None` where that saves nothing.
+    fn preparer(&self) -> Option<Preparer> {
         None
     }
-    /// [`Store::put`] of a page whose hash is known already.
-    fn put_hashed(&mut self, page: &Page, _hash: u64, previous: Option<Handle>) -> Result<Put, StoreError> {
+    /// Lends the copy behind `handle` until [`Preparer::give_back`]; `None` where that cannot be. To one preparer at a time.
+    fn lend(&mut self, _handle: Handle, _to: &mut Preparer) -> Option<Lent> {
+        None
+    }
+    /// [`Store::put`] of a page that was looked at since its present bytes are there, and `previous` is its clean copy.
+    fn put_prepared(&mut self, page: &Page, _known: Prepared, previous: Option<Handle>) -> Result<Put, StoreError> {
         self.put(page, previous)
     }
     /// Copies the page behind `handle` to `into`, verified against its checksum, or asks for it. What fails for now is

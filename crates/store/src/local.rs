@@ -6,12 +6,13 @@
 
 use spillway_core::Page;
 
-use crate::arena::Arena;
+use crate::arena::{Arena, Place};
 use crate::hash::PageHash;
 use crate::index::Index;
 use crate::segment::{Refill, SEGMENT_BYTES, Supply};
 use crate::slots::{Slot, Slots};
-use crate::{Got, Handle, Put, Status, Store, StoreError, Urgency};
+use crate::sys::memory::Lending;
+use crate::{Got, Handle, Lent, Prepared, Preparer, Put, Status, Store, StoreError, Urgency};
 pub use spillway_codec::Compression;
 use spillway_codec::{Codec, same, unpack};
 
@@ -19,6 +20,10 @@ use spillway_codec::{Codec, same, unpack};
 const TIDY_PAGES: usize = 8;
 /// Room kept under the limit for tables that a segment needs once it fills: 4 bytes for each of its objects.
 const SEGMENT_TABLES_BYTES: u64 = 64 << 10;
+/// Copies lent at a time without growing a list: a batch of captured pages.
+const LENT_MAX: usize = 256;
+/// Objects freed while copies are lent without growing a list.
+const LIMBO_MAX: usize = 4096;
 
 /// What a [`Local`] is made with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +65,10 @@ pub struct Local {
     index: Option<Index>,
     arena: Arena,
     references: u64,
+    /// What is lent, or was last.
+    lending: Option<Lending>,
+    /// Objects that were freed while something was lent: they may be what is read.
+    limbo: Vec<Place>,
 }
 
 impl Local {
@@ -79,6 +88,8 @@ impl Local {
             index: config.dedupe.then(Index::new),
             arena: Arena::new(supply),
             references: 0,
+            lending: None,
+            limbo: Vec::with_capacity(LIMBO_MAX),
         };
         local.arena.supply().allow(local.segments_max());
         (local, refill)
@@ -124,6 +135,21 @@ impl Local {
         slot.hash == hash && same(self.arena.bytes(slot.place, slot.len), page)
     }
 
+    /// Whether a thread reads copies: none of them may be written or moved.
+    fn is_lent(&mut self) -> bool {
+        if self.lending.as_ref().is_some_and(|lending| !lending.is_over()) {
+            return true;
+        }
+        self.lending = None;
+        self.limbo.drain(..).for_each(|place| self.arena.free(place));
+        false
+    }
+
+    /// Frees an object, as soon as that may be.
+    fn release(&mut self, place: Place) {
+        if self.is_lent() { self.limbo.push(place) } else { self.arena.free(place) }
+    }
+
     fn find_twin(&self, hash: u64, page: &Page) -> Option<Handle> {
         let has_room = |handle| self.slots.get(handle).has_room();
         self.index.as_ref()?.find(hash, |handle| has_room(handle) && self.is_same(handle, hash, page))
@@ -132,7 +158,9 @@ impl Local {
     /// Stores a page of which there is no copy to share.
     fn store(&mut self, page: &Page, hash: u64, previous: Option<Handle>) -> Result<Handle, StoreError> {
         // If no one else refers to the previous copy, its slot is used again, and its bytes may make room.
-        let sole = previous.filter(|previous| self.slots.get(*previous).is_sole());
+        // While copies are lent they stay as they are.
+        let is_lent = self.is_lent();
+        let sole = previous.filter(|previous| !is_lent && self.slots.get(*previous).is_sole());
         if sole.is_none() && !self.tables_have_room(hash) {
             return Err(StoreError::Full);
         }
@@ -183,6 +211,9 @@ impl Local {
 
     /// Moves one page to where it leaves less room unused. Returns whether there may be more to do.
     fn tidy_page(&mut self) -> bool {
+        if self.is_lent() {
+            return false;
+        }
         let Some((place, owner)) = self.arena.next_to_move() else { return self.arena.is_loose() };
         let slot = self.slots.get_mut(owner);
         assert_eq!(slot.place, place, "objects know their owners");
@@ -195,18 +226,32 @@ impl Local {
 
 impl Store for Local {
     fn put(&mut self, page: &Page, previous: Option<Handle>) -> Result<Put, StoreError> {
-        self.put_hashed(page, self.hash.of(page), previous)
+        self.put_prepared(page, Prepared::of_hash(self.hash.of(page)), previous)
     }
 
-    fn page_hash(&self) -> Option<PageHash> {
-        Some(self.hash.clone())
+    fn preparer(&self) -> Option<Preparer> {
+        Some(Preparer::new(self.hash.clone(), LENT_MAX))
     }
 
-    fn put_hashed(&mut self, page: &Page, hash: u64, previous: Option<Handle>) -> Result<Put, StoreError> {
-        if let Some(previous) = previous
-            && self.is_same(previous, hash, page)
-        {
-            return Ok(Put::Unchanged(previous));
+    fn lend(&mut self, handle: Handle, to: &mut Preparer) -> Option<Lent> {
+        // Copies that are lent make no room: a pool of a limited size would decline what it has room for.
+        if self.config.size_bytes.is_some() {
+            return None;
+        }
+        self.is_lent();
+        let Slot { hash, place, len, .. } = *self.slots.get(handle);
+        let part = to.parts.len();
+        self.lending = Some(self.arena.lend(place, len, &mut to.parts));
+        Some(Lent { handle, hash, part })
+    }
+
+    fn put_prepared(&mut self, page: &Page, known: Prepared, previous: Option<Handle>) -> Result<Put, StoreError> {
+        let hash = known.hash;
+        if let Some(previous) = previous {
+            let was_compared = known.same_as == Some(previous) && self.slots.get(previous).hash == hash;
+            if was_compared || self.is_same(previous, hash, page) {
+                return Ok(Put::Unchanged(previous));
+            }
         }
         if let Some(twin) = self.find_twin(hash, page) {
             let twin = self.share(twin);
@@ -240,7 +285,7 @@ impl Store for Local {
     fn free(&mut self, handle: Handle) {
         self.references -= 1;
         if let Some(slot) = self.slots.release(handle) {
-            self.arena.free(slot.place);
+            self.release(slot.place);
             if let Some(index) = &mut self.index {
                 index.remove(slot.hash, handle);
             }

@@ -5,13 +5,15 @@
 //! that; its pages then fault one by one as they fill.
 
 use std::io;
-use std::ops::{Deref, DerefMut};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
 
 use memmap2::{Advice, MmapMut};
 use spillway_core::PAGE_BYTES;
+
+use crate::sys::memory::{Lending, Memory, Parts};
 
 /// A segment: what is asked of and given back to the kernel. A huge page on x86-64.
 pub(crate) const SEGMENT_BYTES: u32 = 2 << 20;
@@ -22,24 +24,25 @@ const RETURNED_MAX: usize = 32;
 
 /// Memory for the arena, all zeros at first.
 pub(crate) struct Segment {
-    bytes: MmapMut,
+    bytes: Memory,
     shared: Arc<Shared>,
 }
 
 impl Segment {
-    fn map(shared: &Arc<Shared>) -> io::Result<Self> {
+    /// As `advice` says, which the kernel may refuse: that only costs speed.
+    fn map(shared: &Arc<Shared>, advice: Advice) -> io::Result<Self> {
         let bytes = MmapMut::map_anon(SEGMENT_BYTES as usize)?;
+        let _ = bytes.advise(advice);
         shared.mapped.fetch_add(1, Relaxed);
-        Ok(Self { bytes, shared: Arc::clone(shared) })
+        Ok(Self { bytes: Memory::new(bytes), shared: Arc::clone(shared) })
     }
 
     fn map_prefaulted(shared: &Arc<Shared>) -> io::Result<Self> {
-        let mut segment = Self::map(shared)?;
-        // A huge page saves the pool most of its TLB misses. Kernels without them refuse, which only costs speed.
-        let _ = segment.bytes.advise(Advice::HugePage);
+        // A huge page saves the pool most of its TLB misses.
+        let mut segment = Self::map(shared, Advice::HugePage)?;
         // Written rather than populated by madvise(2), which holds the address space's lock and with it whatever maps
         // memory on the pool's thread.
-        for page in segment.bytes.chunks_mut(PAGE_BYTES) {
+        for page in segment.bytes_mut(0..SEGMENT_BYTES as usize).chunks_mut(PAGE_BYTES) {
             page[0] = 0;
         }
         Ok(segment)
@@ -47,23 +50,22 @@ impl Segment {
 
     /// For the pool's own thread: its pages are to fault one by one, not as a huge page that is cleared at once.
     fn map_inline(shared: &Arc<Shared>) -> io::Result<Self> {
-        let segment = Self::map(shared)?;
-        let _ = segment.bytes.advise(Advice::NoHugePage);
-        Ok(segment)
+        Self::map(shared, Advice::NoHugePage)
     }
-}
 
-impl Deref for Segment {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        &self.bytes
+    /// Bytes of it.
+    pub(crate) fn bytes(&self, range: Range<usize>) -> &[u8] {
+        self.bytes.bytes(range)
     }
-}
 
-impl DerefMut for Segment {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.bytes
+    /// Bytes of it that are not lent, to be written.
+    pub(crate) fn bytes_mut(&mut self, range: Range<usize>) -> &mut [u8] {
+        self.bytes.bytes_mut(range)
+    }
+
+    /// Lends bytes of it.
+    pub(crate) fn lend(&mut self, range: Range<usize>, parts: &mut Parts) -> Lending {
+        self.bytes.lend(range, parts)
     }
 }
 

@@ -1,5 +1,7 @@
-//! The room for unsafe code: io_uring on page-sized buffers.
+//! The room for unsafe code: io_uring on page-sized buffers, and memory that is lent to another thread.
 #![allow(unsafe_code)]
+
+pub(crate) mod memory;
 
 use std::fs::File;
 use std::io;

@@ -2,6 +2,7 @@
 
 use spillway_core::page::BufferIndex;
 use spillway_core::{PAGE_BYTES, Page};
+use spillway_store::Prepared;
 
 /// A page's memory, all in one page of ours.
 #[repr(align(4096))]
@@ -10,8 +11,8 @@ pub(super) struct Aligned(pub(super) Page);
 struct Buffer {
     /// None while it is lent.
     page: Option<Box<Aligned>>,
-    /// Of what is in it, where the store asks for one.
-    hash: Option<u64>,
+    /// What is known of what is in it.
+    known: Option<Prepared>,
 }
 
 /// See the module's documentation.
@@ -20,22 +21,22 @@ pub(super) struct Buffers(Vec<Buffer>);
 impl Buffers {
     /// So many.
     pub(super) fn new(count: u32) -> Self {
-        Self((0..count).map(|_| Buffer { page: Some(Box::new(Aligned([0; PAGE_BYTES]))), hash: None }).collect())
+        Self((0..count).map(|_| Buffer { page: Some(Box::new(Aligned([0; PAGE_BYTES]))), known: None }).collect())
     }
 
-    /// What is in a buffer, unless it is lent; and its hash, if one was made.
-    pub(super) fn page(&self, buffer: BufferIndex) -> Option<(&Page, Option<u64>)> {
-        let Buffer { page, hash } = &self.0[buffer.0 as usize];
-        page.as_ref().map(|page| (&page.0, *hash))
+    /// What is in a buffer, unless it is lent; and what is known of it.
+    pub(super) fn page(&self, buffer: BufferIndex) -> Option<(&Page, Option<Prepared>)> {
+        let Buffer { page, known } = &self.0[buffer.0 as usize];
+        page.as_ref().map(|page| (&page.0, *known))
     }
 
     /// Copies one buffer to another; neither is lent.
     pub(super) fn copy(&mut self, from: BufferIndex, to: BufferIndex) {
-        let (page, hash) = self.page(from).expect("it is not lent");
+        let (page, known) = self.page(from).expect("it is not lent");
         let page = *page;
         let to = &mut self.0[to.0 as usize];
         to.page.as_mut().expect("it is not lent").0 = page;
-        to.hash = hash;
+        to.known = known;
     }
 
     /// Lends the memory of a buffer.
@@ -46,8 +47,8 @@ impl Buffers {
         self.0[buffer.0 as usize].page.take().expect("it is not lent")
     }
 
-    /// Takes it back, filled with what has this hash.
-    pub(super) fn give_back(&mut self, buffer: BufferIndex, page: Box<Aligned>, hash: Option<u64>) {
-        self.0[buffer.0 as usize] = Buffer { page: Some(page), hash };
+    /// Takes it back, filled with what this is known of.
+    pub(super) fn give_back(&mut self, buffer: BufferIndex, page: Box<Aligned>, known: Option<Prepared>) {
+        self.0[buffer.0 as usize] = Buffer { page: Some(page), known };
     }
 }

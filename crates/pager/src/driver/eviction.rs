@@ -216,7 +216,7 @@ impl Driver {
         drop(buffers);
         target.runs.clear();
         let elsewhere = self.placement.may_share_with(self.hands.reader.thread(), &self.shared);
-        self.hands.reader.begin(agent, elsewhere, &mut self.hands.buffers);
+        self.hands.begin_reading(agent, elsewhere, &self.core);
         self.hands.finish_reading(false, &mut self.core);
         if captured + stuck == 0 {
             // Mappings are changing: whoever changes them needs the CPU to say so.
@@ -238,10 +238,10 @@ impl Driver {
             return false;
         }
         let Some(write) = self.core.next_write(all) else { return false };
-        let (page, hash) = self.hands.buffers.page(write.buffer).expect("what is written has been read");
+        let (page, known) = self.hands.buffers.page(write.buffer).expect("what is written has been read");
         let previous = write.previous.map(to_handle);
-        let put = match hash {
-            Some(hash) => self.hands.store.put_hashed(page, hash, previous),
+        let put = match known {
+            Some(known) => self.hands.store.put_prepared(page, known, previous),
             None => self.hands.store.put(page, previous),
         };
         if let (Ok(_), Some(previous)) = (put, write.previous) {

@@ -7,10 +7,11 @@ use spillway_core::page::HandleBits;
 use spillway_core::pager::{Outcome, Pager, Plan};
 use spillway_core::streams::BLOCK_PAGES_MAX;
 use spillway_core::{PAGE_BYTES, Page};
-use spillway_store::{Got, Handle, Store, Urgency};
+use spillway_store::{Got, Handle, Preparer, Store, Urgency};
 
 use super::buffers::Buffers;
 use super::reader::Reader;
+use crate::adopt::Agent;
 use crate::sys::fd::Bell;
 use crate::target::Target;
 
@@ -27,8 +28,15 @@ impl Hands {
     /// Hands with so many buffers; `bell` rings when pages have been read.
     pub(super) fn new(store: Box<dyn Store>, buffers: u32, bell: Arc<Bell>) -> Self {
         let block = index(BLOCK_PAGES_MAX);
-        let reader = Reader::new(store.page_hash(), bell);
+        let reader = Reader::new(store.preparer(), bell);
         Self { store, buffers: Buffers::new(buffers), reader, block: pages(block), zeros: pages(block) }
+    }
+
+    /// Begins to read captured pages.
+    pub(super) fn begin_reading(&mut self, agent: &Agent, elsewhere: bool, core: &Pager) {
+        let store = self.store.as_mut();
+        let clean = |page, to: &mut Preparer| store.lend(to_handle(core.handle_of(page)?), to);
+        self.reader.begin(agent, elsewhere, &mut self.buffers, clean);
     }
 
     /// Takes over what was read of captured pages; waits for it if told to. True when nothing is being read any more.

@@ -1,8 +1,9 @@
-//! Reads captured pages out of staging, and hashes them for the store: on another CPU where that is free, as the fault
+//! Reads captured pages out of staging, and looks at them for the store: on another CPU where that is free, as the fault
 //! thread shares its own with the threads that fault (docs/decisions/0019). Meanwhile a fault on one of the pages is served
 //! from staging.
 //!
-//! The pages' memory goes with the job and comes back with it, so the two threads never share any.
+//! The pages' memory goes with the job and comes back with it. Of the store the job has copies that stay as they are
+//! until it gives them back.
 
 use std::io;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use spillway_core::evict::Bytes;
 use spillway_core::page::BufferIndex;
 use spillway_core::pager::Pager;
 use spillway_core::{Address, Page, PageIndex};
-use spillway_store::{PageHash, is_zero};
+use spillway_store::{Lent, Prepared, Preparer, is_zero};
 
 use super::buffers::{Aligned, Buffers};
 use crate::adopt::Agent;
@@ -34,13 +35,14 @@ struct Job {
     staging: Address,
     /// In the order of staging.
     items: Vec<Item>,
-    hash: Option<PageHash>,
+    preparer: Option<Preparer>,
 }
 
 struct Item {
     page: Box<Aligned>,
     bytes: Bytes,
-    hash: Option<u64>,
+    clean: Option<Lent>,
+    known: Option<Prepared>,
 }
 
 impl Job {
@@ -63,9 +65,10 @@ impl Job {
                 Ok(()) if is_zero(&item.page.0) => Bytes::Zero,
                 Ok(()) => Bytes::Here,
             };
-            let hash = self.hash.as_ref().filter(|_| item.bytes == Bytes::Here);
-            item.hash = hash.map(|hash| hash.of(&item.page.0));
+            let preparer = self.preparer.as_ref().filter(|_| item.bytes == Bytes::Here);
+            item.known = preparer.map(|preparer| preparer.look(&item.page.0, item.clean));
         }
+        self.preparer.iter_mut().for_each(Preparer::give_back);
     }
 }
 
@@ -94,7 +97,7 @@ pub(super) struct Reader {
 
 impl Reader {
     /// A reader with a thread of its own, if one can be had, which rings `bell` when it has read.
-    pub(super) fn new(hash: Option<PageHash>, bell: Arc<Bell>) -> Self {
+    pub(super) fn new(preparer: Option<Preparer>, bell: Arc<Bell>) -> Self {
         let (jobs, to_do) = sync_channel::<Job>(1);
         let (ready, done) = sync_channel(1);
         let thread = Arc::new(AtomicI32::new(0));
@@ -111,7 +114,8 @@ impl Reader {
         };
         // Without it, the channel is closed, and all is read here.
         let _ = std::thread::Builder::new().name("reader".into()).spawn(work);
-        let job = Job { pid: 0, thread: 0, staging: Address(0), items: Vec::with_capacity(BATCH_PAGES), hash };
+        let items = Vec::with_capacity(BATCH_PAGES);
+        let job = Job { pid: 0, thread: 0, staging: Address(0), items, preparer };
         let order = Vec::with_capacity(BATCH_PAGES);
         Self { thread, jobs, done, place: Place::Spare(job), staging: (0, Address(0)), order }
     }
@@ -132,15 +136,34 @@ impl Reader {
     }
 
     /// Begins to read what was noted: on the other thread if that may be, and is worth it. [`Reader::finish`] is next.
-    pub(super) fn begin(&mut self, agent: &Agent, elsewhere: bool, buffers: &mut Buffers) {
+    /// `clean` lends clean copies of pages.
+    pub(super) fn begin(
+        &mut self,
+        agent: &Agent,
+        elsewhere: bool,
+        buffers: &mut Buffers,
+        mut clean: impl FnMut(PageIndex, &mut Preparer) -> Option<Lent>,
+    ) {
         let Place::Spare(mut job) = std::mem::replace(&mut self.place, Place::Away) else {
             unreachable!("nothing is captured while pages are being read")
         };
         (job.pid, job.thread, job.staging) = (agent.pid, agent.thread, agent.layout.staging);
         self.staging = (agent.pid, agent.layout.staging);
-        let item = |buffer| Item { page: buffers.lend(buffer), bytes: Bytes::Lost, hash: None };
-        job.items.extend(self.order.iter().map(|(_, buffer)| *buffer).map(item));
-        if elsewhere && job.items.len() >= WORTH_PAGES {
+        let elsewhere = elsewhere && self.order.len() >= WORTH_PAGES;
+        // Here, comparing is left for when pages are written: faults wait.
+        let preparer = &mut job.preparer;
+        let mut clean = |page: Option<PageIndex>| {
+            let preparer = preparer.as_mut().filter(|_| elsewhere)?;
+            clean(page?, preparer)
+        };
+        let mut item = |(page, buffer): &(Option<PageIndex>, BufferIndex)| Item {
+            page: buffers.lend(*buffer),
+            bytes: Bytes::Lost,
+            clean: clean(*page),
+            known: None,
+        };
+        job.items.extend(self.order.iter().map(&mut item));
+        if elsewhere {
             match self.jobs.try_send(job) {
                 Ok(()) => return,
                 Err(TrySendError::Full(back) | TrySendError::Disconnected(back)) => job = back,
@@ -165,7 +188,7 @@ impl Reader {
             },
         };
         for (item, (page, buffer)) in job.items.drain(..).zip(self.order.drain(..)) {
-            buffers.give_back(buffer, item.page, item.hash);
+            buffers.give_back(buffer, item.page, item.known);
             if let Some(page) = page {
                 core.read(page, buffer, item.bytes);
             }

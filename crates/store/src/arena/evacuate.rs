@@ -97,8 +97,7 @@ impl Arena {
         let Ok([Some(source), Some(target)]) = self.segments.get_disjoint_mut(pair) else {
             unreachable!("nothing is allocated in a segment that is being emptied")
         };
-        let from = &source.bytes[place.offset as usize..][..usize::from(len)];
-        target.bytes[to.offset as usize..][..usize::from(len)].copy_from_slice(from);
+        target.bytes.bytes_mut(to.range(len)).copy_from_slice(source.bytes.bytes(place.range(len)));
         self.free(place);
         Some(to)
     }

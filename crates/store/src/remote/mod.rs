@@ -31,7 +31,7 @@ use spillway_wire::tls;
 
 use crate::hash::PageHash;
 use crate::pool::{OpenError, OpenErrorKind};
-use crate::{Completion, Got, Handle, Put, Status, Store, StoreError, Urgency};
+use crate::{Completion, Got, Handle, Prepared, Preparer, Put, Status, Store, StoreError, Urgency};
 use handles::{Handles, Slot, State};
 use ops::{Kind, OpId, Ops, Stage};
 use protocol::Protocol;
@@ -263,14 +263,15 @@ pub(crate) fn wait(descriptor: BorrowedFd<'_>, at_most: Duration) {
 
 impl<P: Protocol> Store for Remote<P> {
     fn put(&mut self, page: &Page, previous: Option<Handle>) -> Result<Put, StoreError> {
-        self.put_hashed(page, self.hash.of(page), previous)
+        self.put_prepared(page, Prepared::of_hash(self.hash.of(page)), previous)
     }
 
-    fn page_hash(&self) -> Option<PageHash> {
-        Some(self.hash.clone())
+    fn preparer(&self) -> Option<Preparer> {
+        Some(Preparer::new(self.hash.clone(), 0))
     }
 
-    fn put_hashed(&mut self, page: &Page, checksum: u64, previous: Option<Handle>) -> Result<Put, StoreError> {
+    fn put_prepared(&mut self, page: &Page, known: Prepared, previous: Option<Handle>) -> Result<Put, StoreError> {
+        let checksum = known.hash;
         if let Some(previous) = previous {
             match self.has(previous, checksum) {
                 Some(State::Putting) => return Ok(Put::Pending(previous)),
