@@ -17,22 +17,24 @@ use crate::shared::Shared;
 use crate::sys::clock::now_ns;
 use crate::sys::sched::{Class, Cpus, current_cpu, set_class, thread_id};
 
-/// Faults between two looks at where their thread runs: a look costs about as much as a fault.
-const LOOK_EVERY: u32 = 64;
+/// Faults between two looks at where their thread runs, at first and, as looks find nothing new, at last. A look costs more
+/// than a fault, and a thread that moves is mostly noticed sooner ([`SLEPT_AWAY`]).
+const LOOK_EVERY: (u32, u32) = (64, 1024);
 
 /// Faults in a row that had to be waited for, after which the thread has probably moved: on the wrong CPU a fault costs as
 /// much as ten looks.
 const SLEPT_AWAY: u32 = 2;
 
-/// Of those, so many must come from one thread for it to count as dominant.
-const DOMINANT: u32 = 56;
+/// Of eight of those, so many must come from one thread for it to count as dominant.
+const DOMINANT: u32 = 7;
 
 /// Decides, and remembers what it decided.
 pub struct Placement {
     allowed: Option<Cpus>,
     seen: u32,
-    /// Faults until the next look.
+    /// Faults until the next look, and between looks at present.
     look_after: u32,
+    look_every: u32,
     /// Faults in a row that had to be waited for.
     slept: u32,
     from_candidate: u32,
@@ -55,7 +57,8 @@ impl Placement {
         Self {
             allowed,
             seen: 0,
-            look_after: LOOK_EVERY,
+            look_after: LOOK_EVERY.0,
+            look_every: LOOK_EVERY.0,
             slept: 0,
             from_candidate: 0,
             candidate: 0,
@@ -87,12 +90,13 @@ impl Placement {
         if self.seen < self.look_after {
             return false;
         }
-        let dominant = self.from_candidate * LOOK_EVERY >= DOMINANT * self.seen;
+        let dominant = self.from_candidate * 8 >= DOMINANT * self.seen;
         self.seen = 0;
         self.from_candidate = 0;
         self.candidate = thread;
         let moved = if dominant { self.follow(pid, thread, shared) } else { self.settle(shared) };
-        self.look_after = LOOK_EVERY;
+        self.look_every = if moved || !dominant { LOOK_EVERY.0 } else { LOOK_EVERY.1.min(self.look_every * 2) };
+        self.look_after = self.look_every;
         if moved {
             self.clear_the_way();
         }
