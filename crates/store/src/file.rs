@@ -9,6 +9,7 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
+use spillway_codec::Compression;
 use spillway_core::size::Bytes;
 use spillway_core::{PAGE_BYTES, Page};
 
@@ -77,7 +78,7 @@ impl File {
         });
         let file = Self {
             ring,
-            hash: PageHash::new(),
+            hash: PageHash::sole_evidence(),
             handles: Handles::new(),
             ops: vec![None; usize::from(BUFFERS)],
             free: (0..BUFFERS).rev().collect(),
@@ -142,6 +143,33 @@ impl File {
             self.start(buffer, handle, Transfer::Read, 1);
         }
     }
+
+    /// [`Store::put`] of a page with this hash.
+    fn put_hashed(&mut self, page: &Page, checksum: u64, previous: Option<Handle>) -> Result<Put, StoreError> {
+        if let Some(previous) = previous {
+            let slot = *self.handles.get_mut(previous);
+            if slot.checksum == checksum && slot.state != State::Lost {
+                let pending = slot.state == State::Putting;
+                return Ok(if pending { Put::Pending(previous) } else { Put::Unchanged(previous) });
+            }
+        }
+        if self.pages == self.pages_max {
+            return Err(StoreError::Full);
+        }
+        if !self.accepts() {
+            return Err(StoreError::Unavailable);
+        }
+        let slot = Slot::putting(checksum, 0);
+        let handle = self.handles.insert(slot).ok_or(StoreError::Full)?;
+        self.pages += 1;
+        let buffer = self.free.pop().expect("it accepts");
+        *self.ring.buffer(buffer) = *page;
+        self.start(buffer, handle, Transfer::Write, 1);
+        if let Some(previous) = previous {
+            self.free(previous);
+        }
+        Ok(Put::Pending(handle))
+    }
 }
 
 fn open(path: &Path) -> io::Result<(Disk, bool)> {
@@ -167,38 +195,15 @@ fn reserve(disk: &Disk, size_bytes: u64) -> io::Result<()> {
 
 impl Store for File {
     fn put(&mut self, page: &Page, previous: Option<Handle>) -> Result<Put, StoreError> {
-        self.put_prepared(page, Prepared::of_hash(self.hash.of(page)), previous)
+        self.put_hashed(page, self.hash.of(page), previous)
     }
 
     fn preparer(&self) -> Option<Preparer> {
-        Some(Preparer::new(self.hash.clone(), 0))
+        Some(Preparer::new(self.hash.clone(), Compression::None, 0))
     }
 
-    fn put_prepared(&mut self, page: &Page, known: Prepared, previous: Option<Handle>) -> Result<Put, StoreError> {
-        let checksum = known.hash;
-        if let Some(previous) = previous {
-            let slot = *self.handles.get_mut(previous);
-            if slot.checksum == checksum && slot.state != State::Lost {
-                let pending = slot.state == State::Putting;
-                return Ok(if pending { Put::Pending(previous) } else { Put::Unchanged(previous) });
-            }
-        }
-        if self.pages == self.pages_max {
-            return Err(StoreError::Full);
-        }
-        if !self.accepts() {
-            return Err(StoreError::Unavailable);
-        }
-        let slot = Slot::putting(checksum, 0);
-        let handle = self.handles.insert(slot).ok_or(StoreError::Full)?;
-        self.pages += 1;
-        let buffer = self.free.pop().expect("it accepts");
-        *self.ring.buffer(buffer) = *page;
-        self.start(buffer, handle, Transfer::Write, 1);
-        if let Some(previous) = previous {
-            self.free(previous);
-        }
-        Ok(Put::Pending(handle))
+    fn put_prepared(&mut self, page: &Page, known: &Prepared, previous: Option<Handle>) -> Result<Put, StoreError> {
+        self.put_hashed(page, known.hash().unwrap_or_else(|| self.hash.of(page)), previous)
     }
 
     fn get(&mut self, handle: Handle, _urgency: Urgency, into: &mut Page) -> Result<Got, StoreError> {

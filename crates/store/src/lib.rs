@@ -122,7 +122,7 @@ pub trait Store: Send {
     /// Keeps `page`. `previous` is the handle of this page's older copy, if the table still has one: it is compared,
     /// and released when it differs. After an error it is still valid.
     fn put(&mut self, page: &Page, previous: Option<Handle>) -> Result<Put, StoreError>;
-    /// What another thread may look at pages with ahead of [`Store::put_prepared`]; `None` where that saves nothing.
+    /// What another thread may prepare pages with, ahead of [`Store::put_prepared`]; `None` where that saves nothing.
     fn preparer(&self) -> Option<Preparer> {
         None
     }
@@ -130,8 +130,8 @@ pub trait Store: Send {
     fn lend(&mut self, _handle: Handle, _to: &mut Preparer) -> Option<Lent> {
         None
     }
-    /// [`Store::put`] of a page that was looked at since its present bytes are there, and `previous` is its clean copy.
-    fn put_prepared(&mut self, page: &Page, _known: Prepared, previous: Option<Handle>) -> Result<Put, StoreError> {
+    /// [`Store::put`] of a page that was prepared since its present bytes are there, and `previous` is its clean copy.
+    fn put_prepared(&mut self, page: &Page, _known: &Prepared, previous: Option<Handle>) -> Result<Put, StoreError> {
         self.put(page, previous)
     }
     /// Copies the page behind `handle` to `into`, verified against its checksum, or asks for it. What fails for now is

@@ -156,7 +156,13 @@ impl Local {
     }
 
     /// Stores a page of which there is no copy to share.
-    fn store(&mut self, page: &Page, hash: u64, previous: Option<Handle>) -> Result<Handle, StoreError> {
+    fn store(
+        &mut self,
+        page: &Page,
+        hash: u64,
+        packed: Option<&[u8]>,
+        previous: Option<Handle>,
+    ) -> Result<Handle, StoreError> {
         // If no one else refers to the previous copy, its slot is used again, and its bytes may make room.
         // While copies are lent they stay as they are.
         let is_lent = self.is_lent();
@@ -165,7 +171,7 @@ impl Local {
             return Err(StoreError::Full);
         }
         let segments_max = self.segments_max();
-        let packed = self.codec.pack(page);
+        let packed = packed.unwrap_or_else(|| self.codec.pack(page));
         let len = u16::try_from(packed.len()).expect("at most a page");
         let mut old_place = sole.map(|sole| self.slots.get(sole).place);
         let place = match (self.arena.alloc(packed.len(), segments_max), old_place) {
@@ -209,6 +215,36 @@ impl Local {
         Ok(handle)
     }
 
+    /// [`Store::put`] of a page with this hash, and perhaps with these bytes to store.
+    fn put_with(
+        &mut self,
+        page: &Page,
+        hash: u64,
+        packed: Option<&[u8]>,
+        previous: Option<Handle>,
+    ) -> Result<Put, StoreError> {
+        if let Some(previous) = previous
+            && self.is_same(previous, hash, page)
+        {
+            return Ok(Put::Unchanged(previous));
+        }
+        if let Some(twin) = self.find_twin(hash, page) {
+            let twin = self.share(twin);
+            if let Some(previous) = previous {
+                self.free(previous);
+            }
+            return Ok(Put::Stored(twin));
+        }
+        let stored = self.store(page, hash, packed, previous);
+        if stored.is_err() {
+            // Whoever comes back finds room sooner.
+            self.tidy();
+        } else if self.arena.is_loose() {
+            self.tidy_page();
+        }
+        stored.map(Put::Stored)
+    }
+
     /// Moves one page to where it leaves less room unused. Returns whether there may be more to do.
     fn tidy_page(&mut self) -> bool {
         if self.is_lent() {
@@ -226,11 +262,11 @@ impl Local {
 
 impl Store for Local {
     fn put(&mut self, page: &Page, previous: Option<Handle>) -> Result<Put, StoreError> {
-        self.put_prepared(page, Prepared::of_hash(self.hash.of(page)), previous)
+        self.put_with(page, self.hash.of(page), None, previous)
     }
 
     fn preparer(&self) -> Option<Preparer> {
-        Some(Preparer::new(self.hash.clone(), LENT_MAX))
+        Some(Preparer::new(self.hash.clone(), self.config.compression, LENT_MAX))
     }
 
     fn lend(&mut self, handle: Handle, to: &mut Preparer) -> Option<Lent> {
@@ -245,29 +281,12 @@ impl Store for Local {
         Some(Lent { handle, hash, part })
     }
 
-    fn put_prepared(&mut self, page: &Page, known: Prepared, previous: Option<Handle>) -> Result<Put, StoreError> {
-        let hash = known.hash;
-        if let Some(previous) = previous {
-            let was_compared = known.same_as == Some(previous) && self.slots.get(previous).hash == hash;
-            if was_compared || self.is_same(previous, hash, page) {
-                return Ok(Put::Unchanged(previous));
-            }
+    fn put_prepared(&mut self, page: &Page, known: &Prepared, previous: Option<Handle>) -> Result<Put, StoreError> {
+        let Some(hash) = known.hash() else { return self.put(page, previous) };
+        match previous {
+            Some(same) if known.same_as() == previous && self.slots.get(same).hash == hash => Ok(Put::Unchanged(same)),
+            _ => self.put_with(page, hash, known.packed(), previous),
         }
-        if let Some(twin) = self.find_twin(hash, page) {
-            let twin = self.share(twin);
-            if let Some(previous) = previous {
-                self.free(previous);
-            }
-            return Ok(Put::Stored(twin));
-        }
-        let stored = self.store(page, hash, previous);
-        if stored.is_err() {
-            // Whoever comes back finds room sooner.
-            self.tidy();
-        } else if self.arena.is_loose() {
-            self.tidy_page();
-        }
-        stored.map(Put::Stored)
     }
 
     fn get(&mut self, handle: Handle, _urgency: Urgency, into: &mut Page) -> Result<Got, StoreError> {

@@ -240,10 +240,7 @@ impl Driver {
         let Some(write) = self.core.next_write(all) else { return false };
         let (page, known) = self.hands.buffers.page(write.buffer).expect("what is written has been read");
         let previous = write.previous.map(to_handle);
-        let put = match known {
-            Some(known) => self.hands.store.put_prepared(page, known, previous),
-            None => self.hands.store.put(page, previous),
-        };
+        let put = self.hands.store.put_prepared(page, known, previous);
         if let (Ok(_), Some(previous)) = (put, write.previous) {
             self.journeys.write_ends(previous);
         }

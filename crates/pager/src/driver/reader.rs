@@ -15,9 +15,9 @@ use spillway_core::evict::Bytes;
 use spillway_core::page::BufferIndex;
 use spillway_core::pager::Pager;
 use spillway_core::{Address, Page, PageIndex};
-use spillway_store::{Lent, Prepared, Preparer, is_zero};
+use spillway_store::{Lent, Preparer, is_zero};
 
-use super::buffers::{Aligned, Buffers};
+use super::buffers::{Buffer, Buffers};
 use crate::adopt::Agent;
 use crate::sys::agent::BATCH_PAGES;
 use crate::sys::fd::Bell;
@@ -36,18 +36,19 @@ struct Job {
     /// In the order of staging.
     items: Vec<Item>,
     preparer: Option<Preparer>,
+    /// Whether a CPU has the time for more than what faults may wait for.
+    elsewhere: bool,
 }
 
 struct Item {
-    page: Box<Aligned>,
+    buffer: Buffer,
     bytes: Bytes,
     clean: Option<Lent>,
-    known: Option<Prepared>,
 }
 
 impl Job {
     fn read_as(&mut self, thread: i32) -> io::Result<()> {
-        read_pages(thread, self.staging, self.items.iter_mut().map(|item| &mut item.page.0))
+        read_pages(thread, self.staging, self.items.iter_mut().map(|item| &mut item.buffer.page.0))
     }
 
     fn run(&mut self) {
@@ -58,15 +59,21 @@ impl Job {
             read = self.read_as(self.pid);
         }
         for item in &mut self.items {
+            let Buffer { page, known } = &mut item.buffer;
             item.bytes = match &read {
                 // They were moved away, and there is no other copy: zeros must not take their place.
                 Err(_) if agent_is_gone => Bytes::Gone,
                 Err(_) => Bytes::Lost,
-                Ok(()) if is_zero(&item.page.0) => Bytes::Zero,
+                Ok(()) if is_zero(&page.0) => Bytes::Zero,
                 Ok(()) => Bytes::Here,
             };
-            let preparer = self.preparer.as_ref().filter(|_| item.bytes == Bytes::Here);
-            item.known = preparer.map(|preparer| preparer.look(&item.page.0, item.clean));
+            match &mut self.preparer {
+                Some(preparer) if item.bytes == Bytes::Here && self.elsewhere => {
+                    preparer.prepare(&page.0, item.clean, known);
+                }
+                Some(preparer) if item.bytes == Bytes::Here => preparer.hash(&page.0, known),
+                _ => known.forget(),
+            }
         }
         self.preparer.iter_mut().for_each(Preparer::give_back);
     }
@@ -115,7 +122,7 @@ impl Reader {
         // Without it, the channel is closed, and all is read here.
         let _ = std::thread::Builder::new().name("reader".into()).spawn(work);
         let items = Vec::with_capacity(BATCH_PAGES);
-        let job = Job { pid: 0, thread: 0, staging: Address(0), items, preparer };
+        let job = Job { pid: 0, thread: 0, staging: Address(0), items, preparer, elsewhere: false };
         let order = Vec::with_capacity(BATCH_PAGES);
         Self { thread, jobs, done, place: Place::Spare(job), staging: (0, Address(0)), order }
     }
@@ -149,24 +156,25 @@ impl Reader {
         };
         (job.pid, job.thread, job.staging) = (agent.pid, agent.thread, agent.layout.staging);
         self.staging = (agent.pid, agent.layout.staging);
-        let elsewhere = elsewhere && self.order.len() >= WORTH_PAGES;
-        // Here, comparing is left for when pages are written: faults wait.
+        job.elsewhere = elsewhere && self.order.len() >= WORTH_PAGES;
+        let elsewhere = job.elsewhere;
         let preparer = &mut job.preparer;
         let mut clean = |page: Option<PageIndex>| {
             let preparer = preparer.as_mut().filter(|_| elsewhere)?;
             clean(page?, preparer)
         };
         let mut item = |(page, buffer): &(Option<PageIndex>, BufferIndex)| Item {
-            page: buffers.lend(*buffer),
+            buffer: buffers.lend(*buffer),
             bytes: Bytes::Lost,
             clean: clean(*page),
-            known: None,
         };
         job.items.extend(self.order.iter().map(&mut item));
         if elsewhere {
             match self.jobs.try_send(job) {
                 Ok(()) => return,
-                Err(TrySendError::Full(back) | TrySendError::Disconnected(back)) => job = back,
+                Err(TrySendError::Full(back) | TrySendError::Disconnected(back)) => {
+                    job = Job { elsewhere: false, ..back }
+                }
             }
         }
         job.run();
@@ -188,7 +196,7 @@ impl Reader {
             },
         };
         for (item, (page, buffer)) in job.items.drain(..).zip(self.order.drain(..)) {
-            buffers.give_back(buffer, item.page, item.known);
+            buffers.give_back(buffer, item.buffer);
             if let Some(page) = page {
                 core.read(page, buffer, item.bytes);
             }

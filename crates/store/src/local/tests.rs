@@ -38,6 +38,56 @@ fn kept(pool: &Local) -> (u64, u64) {
     (pool.references, pool.arena.live_bytes())
 }
 
+/// What a preparer finds of `page`, whose clean copy is `handle`; the copy stays lent.
+fn prepared(pool: &mut Local, preparer: &mut Preparer, handle: Handle, page: &Page) -> Prepared {
+    let lent = pool.lend(handle, preparer);
+    assert!(lent.is_some());
+    let mut known = Prepared::default();
+    preparer.prepare(page, lent, &mut known);
+    known
+}
+
+#[test]
+fn what_was_found_the_same_is_not_compared_again() {
+    let mut pool = new(Config::default());
+    let one = stored(&mut pool, &page(1, 2048));
+    let mut preparer = pool.preparer().unwrap();
+    let known = prepared(&mut pool, &mut preparer, one, &page(1, 2048));
+    preparer.give_back();
+    // Whatever is handed in beside it.
+    assert_eq!(pool.put_prepared(&page(2, 2048), &known, Some(one)), Ok(Put::Unchanged(one)));
+    let known = prepared(&mut pool, &mut preparer, one, &page(2, 2048));
+    preparer.give_back();
+    let Ok(Put::Stored(two)) = pool.put_prepared(&page(2, 2048), &known, Some(one)) else { panic!("it is another") };
+    assert_holds(&mut pool, two, &page(2, 2048));
+    assert_eq!(pool.references, 1);
+}
+
+#[test]
+fn copies_that_are_lent_stay_as_they_are_when_they_are_freed() {
+    let mut pool = new(Config::default());
+    let one = stored(&mut pool, &page(1, 2048));
+    let mut preparer = pool.preparer().unwrap();
+    let lent = pool.lend(one, &mut preparer);
+    pool.free(one);
+    // Of the same size: they would take its place.
+    let others: Vec<Handle> = (2..200).map(|number| stored(&mut pool, &page(number, 2048))).collect();
+    let mut known = Prepared::default();
+    preparer.prepare(&page(1, 2048), lent, &mut known);
+    assert_eq!(known.same_as(), Some(one));
+    preparer.give_back();
+    others.iter().for_each(|other| pool.free(*other));
+    assert_eq!(kept(&pool), (0, 0));
+}
+
+#[test]
+fn pools_of_a_limited_size_lend_nothing() {
+    let mut pool = new(Config { size_bytes: Some(SIZE_MIN_BYTES), ..Config::default() });
+    let one = stored(&mut pool, &page(1, 2048));
+    let mut preparer = pool.preparer().unwrap();
+    assert!(pool.lend(one, &mut preparer).is_none());
+}
+
 #[test]
 fn identical_pages_are_kept_once() {
     let mut pool = new(Config::default());

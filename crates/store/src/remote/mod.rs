@@ -26,6 +26,7 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
+use spillway_codec::Compression;
 use spillway_core::{PAGE_BYTES, Page};
 use spillway_wire::tls;
 
@@ -98,7 +99,7 @@ impl<P: Protocol> Remote<P> {
         let servers = peers.into_iter().map(|peer| Server::new(peer, now));
         let mut remote = Self {
             settings,
-            hash: PageHash::new(),
+            hash: PageHash::sole_evidence(),
             handles: Handles::new(),
             ops: Ops::new(),
             servers: servers.collect(),
@@ -250,28 +251,9 @@ impl<P: Protocol> Remote<P> {
     fn leave_unless(&mut self, handle: Handle, unheard: bool) {
         if unheard { self.handles.recycle(handle) } else { self.leave(handle) }
     }
-}
 
-/// Waits until the descriptor is readable.
-pub(crate) fn wait(descriptor: BorrowedFd<'_>, at_most: Duration) {
-    let span = Timespec {
-        tv_sec: i64::try_from(at_most.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: i64::from(at_most.subsec_nanos()),
-    };
-    let _ = rustix::event::poll(&mut [PollFd::from_borrowed_fd(descriptor, PollFlags::IN)], Some(&span));
-}
-
-impl<P: Protocol> Store for Remote<P> {
-    fn put(&mut self, page: &Page, previous: Option<Handle>) -> Result<Put, StoreError> {
-        self.put_prepared(page, Prepared::of_hash(self.hash.of(page)), previous)
-    }
-
-    fn preparer(&self) -> Option<Preparer> {
-        Some(Preparer::new(self.hash.clone(), 0))
-    }
-
-    fn put_prepared(&mut self, page: &Page, known: Prepared, previous: Option<Handle>) -> Result<Put, StoreError> {
-        let checksum = known.hash;
+    /// [`Store::put`] of a page with this hash.
+    fn put_hashed(&mut self, page: &Page, checksum: u64, previous: Option<Handle>) -> Result<Put, StoreError> {
         if let Some(previous) = previous {
             match self.has(previous, checksum) {
                 Some(State::Putting) => return Ok(Put::Pending(previous)),
@@ -294,6 +276,29 @@ impl<P: Protocol> Store for Remote<P> {
             self.free(previous);
         }
         Ok(Put::Pending(handle))
+    }
+}
+
+/// Waits until the descriptor is readable.
+pub(crate) fn wait(descriptor: BorrowedFd<'_>, at_most: Duration) {
+    let span = Timespec {
+        tv_sec: i64::try_from(at_most.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(at_most.subsec_nanos()),
+    };
+    let _ = rustix::event::poll(&mut [PollFd::from_borrowed_fd(descriptor, PollFlags::IN)], Some(&span));
+}
+
+impl<P: Protocol> Store for Remote<P> {
+    fn put(&mut self, page: &Page, previous: Option<Handle>) -> Result<Put, StoreError> {
+        self.put_hashed(page, self.hash.of(page), previous)
+    }
+
+    fn preparer(&self) -> Option<Preparer> {
+        Some(Preparer::new(self.hash.clone(), Compression::None, 0))
+    }
+
+    fn put_prepared(&mut self, page: &Page, known: &Prepared, previous: Option<Handle>) -> Result<Put, StoreError> {
+        self.put_hashed(page, known.hash().unwrap_or_else(|| self.hash.of(page)), previous)
     }
 
     fn get(&mut self, handle: Handle, urgency: Urgency, into: &mut Page) -> Result<Got, StoreError> {

@@ -14,10 +14,27 @@ const CONTENTS: usize = 10;
 
 #[derive(Clone, Copy, Debug)]
 enum Op {
-    Put { entry: usize, content: usize },
-    Get { entry: usize },
-    Share { from: usize, to: usize },
-    Free { entry: usize },
+    Put {
+        entry: usize,
+        content: usize,
+    },
+    Get {
+        entry: usize,
+    },
+    Share {
+        from: usize,
+        to: usize,
+    },
+    Free {
+        entry: usize,
+    },
+    /// Begins to compare an entry's copy with what it is to hold next.
+    Lend {
+        entry: usize,
+        content: usize,
+    },
+    /// Puts what was compared.
+    PutLent,
     Tidy,
     TopUp,
 }
@@ -28,7 +45,9 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         8 => (entry.clone(), 0..CONTENTS).prop_map(|(entry, content)| Op::Put { entry, content }),
         2 => entry.clone().prop_map(|entry| Op::Get { entry }),
         2 => (entry.clone(), entry.clone()).prop_map(|(from, to)| Op::Share { from, to }),
-        3 => entry.prop_map(|entry| Op::Free { entry }),
+        3 => entry.clone().prop_map(|entry| Op::Free { entry }),
+        4 => (entry, 0..CONTENTS).prop_map(|(entry, content)| Op::Lend { entry, content }),
+        1 => Just(Op::PutLent),
         1 => Just(Op::Tidy),
         1 => Just(Op::TopUp),
     ];
@@ -53,6 +72,9 @@ struct Model {
     refill: Refill,
     /// What each entry holds, and under which handle.
     table: [Option<(Handle, usize)>; ENTRIES],
+    preparer: Preparer,
+    /// Entries whose copies are lent, and what they are to hold; not those that changed since.
+    lent: Vec<(usize, usize, Option<Lent>)>,
 }
 
 impl Model {
@@ -68,6 +90,13 @@ impl Model {
                 }
             }
             Op::Free { entry } => self.free(entry),
+            Op::Lend { entry, content } => {
+                if let Some((handle, _)) = self.table[entry] {
+                    let lent = self.pool.lend(handle, &mut self.preparer);
+                    self.lent.push((entry, content, lent));
+                }
+            }
+            Op::PutLent => self.put_lent(),
             Op::Tidy => {
                 self.pool.tidy();
             }
@@ -76,8 +105,29 @@ impl Model {
     }
 
     fn put(&mut self, entry: usize, number: usize) {
+        self.put_with(entry, number, &Prepared::default());
+    }
+
+    fn put_lent(&mut self) {
+        let mut prepared = Vec::new();
+        for (entry, number, lent) in std::mem::take(&mut self.lent) {
+            let mut known = Prepared::default();
+            self.preparer.prepare(&content(number), lent, &mut known);
+            prepared.push((entry, number, known));
+        }
+        self.preparer.give_back();
+        for (at, (entry, number, known)) in prepared.iter().enumerate() {
+            if prepared[..at].iter().all(|(before, ..)| before != entry) {
+                self.put_with(*entry, *number, known);
+                self.check();
+            }
+        }
+    }
+
+    fn put_with(&mut self, entry: usize, number: usize, known: &Prepared) {
+        self.lent.retain(|(lent, ..)| *lent != entry);
         let previous = self.table[entry];
-        let put = self.pool.put(&content(number), previous.map(|(handle, _)| handle)).unwrap();
+        let put = self.pool.put_prepared(&content(number), known, previous.map(|(handle, _)| handle)).unwrap();
         let handle = match (put, previous) {
             (Put::Unchanged(handle), Some((before, same))) => {
                 assert_eq!((handle, number), (before, same));
@@ -100,6 +150,7 @@ impl Model {
     }
 
     fn free(&mut self, entry: usize) {
+        self.lent.retain(|(lent, ..)| *lent != entry);
         if let Some((handle, _)) = self.table[entry].take() {
             self.pool.free(handle);
         }
@@ -127,11 +178,13 @@ proptest! {
     #[test]
     fn histories_agree(ops in ops(), config in configs(), mask in prop_oneof![Just(0), Just(3 << 60), Just(u64::MAX)]) {
         let (pool, refill) = Local::with_hash(config, PageHash::weak(mask));
-        let mut model = Model { pool, refill, table: [None; ENTRIES] };
+        let preparer = pool.preparer().expect("this pool has one");
+        let mut model = Model { pool, refill, table: [None; ENTRIES], preparer, lent: Vec::new() };
         for op in ops {
             model.apply(op);
             model.check();
         }
+        model.put_lent();
         for entry in 0..ENTRIES {
             model.get(entry);
         }
@@ -139,6 +192,7 @@ proptest! {
             model.free(entry);
             model.check();
         }
+        model.pool.tidy();
         let status = model.pool.local_status();
         prop_assert_eq!((status.status.stored_bytes, status.status.stored_compressed_bytes), (0, 0));
         prop_assert!(status.segments <= 1);
