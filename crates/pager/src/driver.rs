@@ -267,9 +267,7 @@ impl Driver {
         // While pages are on their way, waiting says nothing of where the faulting thread is.
         let owes = self.journeys.are_under_way();
         let mut ready = !owes && poll(&mut self.polled, Some(0));
-        // Nor while an agent is at work, which this thread waits for.
-        let waits_for_agent = self.targets.iter().flatten().any(|target| target.flight != Flight::Idle);
-        if !ready && !owes && !waits_for_agent && timeout != Some(0) && self.placement.chase(&self.shared) {
+        if !ready && !owes && timeout != Some(0) && self.placement.chase(&self.shared) {
             self.place_agents();
         }
         if !ready && (owes || timeout != Some(0)) {

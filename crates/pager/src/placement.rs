@@ -82,6 +82,7 @@ impl Placement {
         self.slept = if slept { self.slept + 1 } else { 0 };
         if self.followed.is_some() && self.slept >= SLEPT_AWAY {
             self.look_after = self.look_after.min(self.seen);
+            self.look_every = LOOK_EVERY.0;
             self.slept = 0;
         }
         if thread == self.candidate {
@@ -95,7 +96,9 @@ impl Placement {
         self.from_candidate = 0;
         self.candidate = thread;
         let moved = if dominant { self.follow(pid, thread, shared) } else { self.settle(shared) };
-        self.look_every = if moved || !dominant { LOOK_EVERY.0 } else { LOOK_EVERY.1.min(self.look_every * 2) };
+        // In the normal class it looks for the moment at which it may leave that.
+        let is_calm = dominant && !moved && shared.idle.load(Relaxed);
+        self.look_every = if is_calm { LOOK_EVERY.1.min(self.look_every * 2) } else { LOOK_EVERY.0 };
         self.look_after = self.look_every;
         if moved {
             self.clear_the_way();
