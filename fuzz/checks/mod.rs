@@ -2,6 +2,7 @@
 //!
 //! `crates/cli/tests/fuzz_seeds.rs` runs them over the committed seeds, in every `cargo test`.
 
+pub mod cluster_entry;
 pub mod lz4;
 pub mod mappings;
 pub mod memcached_answers;

@@ -29,6 +29,7 @@ pub fn check(text: &str) {
             let name = tcp.tls.and_then(|tls| tls.name);
             assert!(name.is_none_or(|name| !name.is_empty() && !name.contains(char::is_whitespace)));
         }
+        Ok(Url::Etcd(etcd)) => assert!(etcd.tcp.hosts.is_empty() && etcd.cluster.to_string().starts_with("etcd://")),
         Ok(Url::File(file)) => assert!(file.path.is_absolute() && file.size_bytes >= 1 << 20),
         Ok(Url::Emulated(emulated)) => assert!(emulated.delay.as_secs() <= 3600),
         Err(error) => {

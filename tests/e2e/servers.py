@@ -80,6 +80,15 @@ class Servers:
         command = [path, "--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", self.scratch]
         return self._listening([*command, *options], port)
 
+    def etcd(self, port=0):
+        """An etcd of one node, whose data lasts until the test ends: the same port brings it back."""
+        (path,) = self.need("etcd")
+        port, peer = port or free_port(), free_port()
+        url, peers = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{peer}"
+        command = [path, "--data-dir", self.scratch / f"etcd-{port}", "--listen-client-urls", url, "--advertise-client-urls", url]
+        command += ["--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers, "--initial-cluster", f"default={peers}"]
+        return self._listening(command, port)
+
     def _listening(self, command, port):
         process = self.processes.start(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 

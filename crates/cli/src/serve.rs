@@ -3,6 +3,8 @@
 //! Invariants: it listens on the network only where clients must know a token or show a certificate; it ends only by a signal, or when it cannot
 //! go on; pages end with it.
 
+mod join;
+
 use crate::failure::{FAILED, Failure};
 use crate::{say, sys};
 use spillway_core::size::{Bytes, parse_bytes};
@@ -62,11 +64,14 @@ pub(crate) struct Args {
     /// How long a client's pages are kept when it has gone
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     lease: u32,
+    #[command(flatten)]
+    join: join::Args,
 }
 
 /// Serves until a signal ends it.
 pub(crate) fn serve(args: &Args) -> Result<u8, Failure> {
     let mut config = config(args)?;
+    let cluster = args.join.cluster(config.listen)?;
     let (refusals, teller) = spillway_server::refusals();
     config.refusals = Some(refusals);
     sys::block_signals();
@@ -77,15 +82,18 @@ pub(crate) fn serve(args: &Args) -> Result<u8, Failure> {
     // A thread of its own: nobody may read what it says, and then it waits for ever.
     let telling = crate::control::thread("refusals").spawn(|| teller.run(REFUSALS_EVERY, tell_refused));
     telling.map_err(|error| refused(&Error::Thread(error)))?;
+    let joined = cluster.map(|cluster| args.join.join(cluster, server.address(), memory.0)).transpose()?;
     let stop = server.stopper();
     let serving = crate::control::thread("serve").spawn(|| server.run());
     let serving = serving.map_err(|error| refused(&Error::Thread(error)))?;
     while !serving.is_finished() {
         if sys::next_signal(Some(TICK)).is_some_and(|caught| ends(caught.number)) {
-            stop.stop();
             break;
         }
     }
+    // First of all nobody new comes.
+    joined.into_iter().for_each(join::Joined::leave);
+    stop.stop();
     let served = serving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     served.map(|()| 0).map_err(|error| Failure::new(FAILED, error.to_string()))
 }

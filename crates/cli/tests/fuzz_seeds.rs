@@ -28,6 +28,7 @@ fn over_texts(target: &str, check: impl Fn(&str)) {
 #[test]
 fn each_target_is_run_here() {
     let names = [
+        "cluster_entry",
         "lz4",
         "mappings",
         "memcached_answers",
@@ -44,6 +45,11 @@ fn each_target_is_run_here() {
         "wire_request",
     ];
     assert_eq!(entries("fuzz_targets"), names.map(|name| format!("{name}.rs")));
+}
+
+#[test]
+fn cluster_entry() {
+    over_seeds("cluster_entry", checks::cluster_entry::check);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Pool URLs: how users name a store; and opening one.
 
+mod cluster;
 mod error;
 mod hosts;
 mod open;
@@ -10,12 +11,14 @@ mod tls;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use spillway_cluster::Cluster;
 use spillway_core::size::parse_bytes;
 
 use crate::file;
 use crate::layer;
 use crate::local::{Compression, Config, SIZE_MIN_BYTES};
 use crate::remote::Settings;
+pub use cluster::Etcd;
 pub use error::{OpenError, OpenErrorKind, UrlError};
 pub use hosts::Host;
 pub use open::{Opened, open};
@@ -34,6 +37,8 @@ pub enum Url {
     Redis(Cache),
     /// `tcp://host[:port],...`: our own servers.
     Tcp(Tcp),
+    /// `etcd://host[:port],.../name`: those of our own servers that have joined.
+    Etcd(Etcd),
     /// `file:///path?size=8G`
     File(File),
     /// `emulated:?delay=4us`
@@ -105,7 +110,14 @@ impl Url {
             "local" => parse_local(place, query),
             "memcached" => parse_cache("memcached", 11211, place, query).map(Self::Memcached),
             "redis" => parse_cache("redis", 6379, place, query).map(Self::Redis),
-            "tcp" => parse_tcp(place, query),
+            "tcp" => {
+                let place = place.strip_prefix("//").ok_or(UrlError::NoHost { scheme: "tcp" })?;
+                parse_tcp("tcp", hosts::parse("tcp", place, 7070)?, query).map(Self::Tcp)
+            }
+            "etcd" => {
+                let cluster = Cluster::parse(place).map_err(UrlError::BadCluster)?;
+                Ok(Self::Etcd(Etcd { cluster, tcp: parse_tcp("etcd", Vec::new(), query)? }))
+            }
             "file" => parse_file(place, query),
             "emulated" => parse_emulated(place, query),
             _ => Err(UrlError::UnknownScheme(scheme.into())),
@@ -148,14 +160,12 @@ fn parse_cache(scheme: &'static str, port: u16, place: &str, query: &str) -> Res
     })
 }
 
-fn parse_tcp(place: &str, query: &str) -> Result<Url, UrlError> {
+fn parse_tcp(scheme: &'static str, hosts: Vec<Host>, query: &str) -> Result<Tcp, UrlError> {
     let known = &["deadline", "delay", "fault", "tls", "tls-ca", "tls-cert", "tls-key", "tls-name", "token-file"];
-    let parameters = Parameters::new("tcp", known, query)?;
-    let place = place.strip_prefix("//").ok_or(UrlError::NoHost { scheme: "tcp" })?;
-    let hosts = hosts::parse("tcp", place, 7070)?;
+    let parameters = Parameters::new(scheme, known, query)?;
     let token_file = parameters.get("token-file").map(PathBuf::from);
     let (tls, settings) = (Tls::parse(&parameters)?, settings(&parameters)?);
-    Ok(Url::Tcp(Tcp { hosts, token_file, tls, settings, layer: parameters.layer()? }))
+    Ok(Tcp { hosts, token_file, tls, settings, layer: parameters.layer()? })
 }
 
 fn parse_file(place: &str, query: &str) -> Result<Url, UrlError> {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use spillway_cluster::ParseError;
 use spillway_core::size::SizeError;
 
 /// Why a text names no pool.
@@ -25,6 +26,8 @@ pub enum UrlError {
     },
     /// What should be a server is none.
     BadHost(String),
+    /// What should be a cluster is none.
+    BadCluster(ParseError),
     /// More servers than there may be.
     TooManyHosts(usize),
     /// There is a name before the `@`, or no password.
@@ -72,7 +75,7 @@ pub enum UrlError {
 }
 
 /// The schemes there are.
-const SCHEMES: &str = "those known are `local:`, `tcp:`, `memcached:`, `redis:`, `file:` and `emulated:`";
+const SCHEMES: &str = "those known are `local:`, `tcp:`, `etcd:`, `memcached:`, `redis:`, `file:` and `emulated:`";
 
 impl fmt::Display for UrlError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -90,6 +93,7 @@ impl fmt::Display for UrlError {
                 let host = host.escape_debug();
                 write!(f, "`{host}` is no server: give a name or an address, `HOST[:PORT]` or `[IPV6]:PORT`")
             }
+            Self::BadCluster(error) => error.fmt(f),
             Self::TooManyHosts(count) => write!(f, "a pool of {count} servers is too large: give at most 255"),
             Self::NoPassword => f.write_str("`redis:` takes a password and no user: give `redis://:PASSWORD@HOST`"),
             Self::NoPath(path) => {
@@ -125,6 +129,7 @@ impl std::error::Error for UrlError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::BadSize(error) => Some(error),
+            Self::BadCluster(error) => Some(error),
             _ => None,
         }
     }

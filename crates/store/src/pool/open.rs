@@ -45,7 +45,7 @@ impl Opened {
 /// # Errors
 /// One line that says what is wrong and what helps.
 pub fn open(url: &str) -> Result<Opened, OpenError> {
-    match Url::parse(url)? {
+    match Url::parse(url)?.with_servers()? {
         Url::Local(config) => {
             let (store, refill) = Local::new(config);
             Ok(Opened { store: Box::new(store), refill: Some(refill), note: None })
@@ -64,6 +64,7 @@ pub fn open(url: &str) -> Result<Opened, OpenError> {
             let token = token_file.as_deref().map(read_token).transpose()?.unwrap_or_default();
             connect(&hosts, settings, tls.as_ref(), || tcp::Tcp::new(token.clone()))?.with(layer)
         }
+        Url::Etcd(_) => unreachable!("its servers are known by now"),
         Url::File(super::File { path, size_bytes, layer }) => {
             let (file, note) = File::open(&path, size_bytes)?;
             Opened { note, ..Opened::new(file) }.with(layer)

@@ -63,7 +63,7 @@ pub fn status(url: &str) -> Result<Vec<ServerReport>, OpenError> {
             Err(error) => ServerReport { server, error: Some(error.text), ..ServerReport::default() },
         }
     };
-    match Url::parse(url)? {
+    match Url::parse(url)?.with_servers()? {
         Url::Tcp(pool) => {
             let token = pool.token_file.as_deref().map(read_token).transpose()?.unwrap_or_default();
             let tls = pool.tls.as_ref().map(Tls::read).transpose()?;
@@ -75,6 +75,7 @@ pub fn status(url: &str) -> Result<Vec<ServerReport>, OpenError> {
         }
         Url::Memcached(cache) => Ok(cache.hosts.iter().map(|host| report(host, ask_memcached(host))).collect()),
         Url::Redis(cache) => Ok(cache.hosts.iter().map(|host| report(host, ask_redis(host, &cache))).collect()),
+        Url::Etcd(_) => unreachable!("its servers are known by now"),
         Url::Local(_) | Url::File(_) | Url::Emulated(_) => {
             let text = "this pool has no servers: see `spillway ps` for what a pager keeps in it".into();
             Err(OpenError { server: String::new(), kind: OpenErrorKind::Unsuitable, text })

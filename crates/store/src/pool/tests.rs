@@ -76,7 +76,7 @@ fn files_and_emulations_are_read() {
 
 #[test]
 fn mistakes_are_named_in_a_line_with_their_remedy() {
-    let schemes = "those known are `local:`, `tcp:`, `memcached:`, `redis:`, `file:` and `emulated:`";
+    let schemes = "those known are `local:`, `tcp:`, `etcd:`, `memcached:`, `redis:`, `file:` and `emulated:`";
     let mistakes = [
         ("", &*format!("pool `` has no scheme: {schemes}")),
         ("udp://a:7070", &*format!("pool scheme `udp:` is unknown: {schemes}")),

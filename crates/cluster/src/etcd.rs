@@ -1,0 +1,104 @@
+//! The few calls of etcd that are needed, through its JSON gateway (etcd 3.4 and newer: `/v3/...`; keys and values in
+//! base64, 64-bit numbers as strings).
+
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use serde_json::{Value, json};
+
+use crate::error::Error;
+
+/// How long an endpoint may take for an answer.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// The longest answer: a few hundred bytes for each of 255 servers, and room.
+const ANSWER_BYTES_MAX: u64 = 4 << 20;
+
+/// See the module's documentation.
+pub(crate) struct Etcd {
+    endpoints: Vec<String>,
+    agent: ureq::Agent,
+}
+
+impl Etcd {
+    pub(crate) fn new(endpoints: &[String]) -> Self {
+        let config = ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).proxy(None).build();
+        Self { endpoints: endpoints.to_vec(), agent: config.into() }
+    }
+
+    /// The values of all keys that start with `prefix`.
+    pub(crate) fn list(&self, prefix: &str) -> Result<Vec<Vec<u8>>, Error> {
+        let ask = json!({ "key": BASE64.encode(prefix), "range_end": BASE64.encode(behind(prefix)) });
+        self.call("kv/range", &ask, |answer| {
+            let Some(entries) = answer.get("kvs") else { return Some(Vec::new()) };
+            let value = |entry: &Value| BASE64.decode(entry.get("value")?.as_str()?).ok();
+            entries.as_array()?.iter().map(value).collect()
+        })
+    }
+
+    /// A lease of so many seconds.
+    pub(crate) fn grant(&self, seconds: u64) -> Result<Lease, Error> {
+        self.call("lease/grant", &json!({ "TTL": seconds.to_string() }), |answer| {
+            answer.get("ID")?.as_str().map(|id| Lease(id.to_owned()))
+        })
+    }
+
+    /// Makes a lease last; false when it has ended.
+    pub(crate) fn keep_alive(&self, lease: &Lease) -> Result<bool, Error> {
+        self.call("lease/keepalive", &json!({ "ID": lease.0 }), |answer| {
+            let seconds = answer.get("result")?.get("TTL").and_then(Value::as_str).unwrap_or("0");
+            Some(seconds != "0")
+        })
+    }
+
+    /// Sets a key for as long as the lease lasts.
+    pub(crate) fn put(&self, key: &str, value: &str, lease: &Lease) -> Result<(), Error> {
+        let ask = json!({ "key": BASE64.encode(key), "value": BASE64.encode(value), "lease": lease.0 });
+        self.call("kv/put", &ask, |answer| answer.get("header").map(|_| ()))
+    }
+
+    /// Ends a lease, and the keys that it keeps.
+    pub(crate) fn revoke(&self, lease: &Lease) -> Result<(), Error> {
+        self.call("lease/revoke", &json!({ "ID": lease.0 }), |_| Some(()))
+    }
+
+    /// Asks one endpoint after the other until one has answered.
+    fn call<T>(&self, what: &str, ask: &Value, read: impl Fn(&Value) -> Option<T>) -> Result<T, Error> {
+        let mut failure = None;
+        for endpoint in &self.endpoints {
+            match self.ask(endpoint, what, ask) {
+                Ok(answer) => return read(&answer).ok_or_else(|| Error::Protocol { endpoint: endpoint.clone() }),
+                Err(error) => failure = Some(error),
+            }
+        }
+        Err(failure.expect("a cluster has endpoints"))
+    }
+
+    fn ask(&self, endpoint: &str, what: &str, ask: &Value) -> Result<Value, Error> {
+        let url = format!("http://{endpoint}/v3/{what}");
+        let sent = self.agent.post(&url).content_type("application/json").send(ask.to_string());
+        let mut answer = sent.map_err(|error| match error {
+            ureq::Error::StatusCode(404 | 405) => Error::Protocol { endpoint: endpoint.into() },
+            error => Error::Unreachable { endpoint: endpoint.into(), why: one_line(&error) },
+        })?;
+        let text = answer.body_mut().with_config().limit(ANSWER_BYTES_MAX).read_to_vec();
+        let text = text.map_err(|error| Error::Unreachable { endpoint: endpoint.into(), why: one_line(&error) })?;
+        serde_json::from_slice(&text).map_err(|_| Error::Protocol { endpoint: endpoint.into() })
+    }
+}
+
+/// What etcd calls a lease.
+pub(crate) struct Lease(String);
+
+/// The first key behind all that start with `prefix`, which does not end with 0xff.
+fn behind(prefix: &str) -> Vec<u8> {
+    let mut end = prefix.as_bytes().to_vec();
+    if let Some(last) = end.last_mut() {
+        *last += 1;
+    }
+    end
+}
+
+fn one_line(error: &ureq::Error) -> String {
+    error.to_string().chars().map(|c| if c.is_control() { ' ' } else { c }).take(200).collect()
+}
