@@ -32,6 +32,23 @@ def test_calls_into_evicted_memory(spillway, build, tmp_path, call):
     assert done.stats["fetched_pages"] > 0, done.stats
 
 
+def test_mappings_grow_in_place_while_they_are_registered(spillway, build):
+    """What appears and grows at once is one mapping to its program, and so it must be to the kernel: mremap takes one."""
+    done = spillway.run([build("grow"), 6, 16], "4M", timeout=40).must_succeed()
+    assert int(done.out.split()[-1]) > 10000, done.out
+
+
+def test_mappings_grow_in_place_while_they_are_let_go(processes, spillway, build):
+    target = Program(processes, [build("grow"), "8", "16"]).ready()
+    rounds = 0
+    while target.process.poll() is None and rounds < 8:
+        attached = spillway.attach(target.pid, "4M")
+        time.sleep(0.1)
+        let_go(attached)
+        rounds += 1
+    assert target.line().startswith("OK") and target.status() == 0 and rounds >= 3
+
+
 def test_calls_natively(native, build, tmp_path):
     for call in CALLS:
         done = native.run([build("syscalls"), call, "--native"], cwd=tmp_path).must_succeed()

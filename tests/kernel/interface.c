@@ -179,6 +179,28 @@ FACT(a_range_with_holes_registers_what_is_there) {
     expect_is(has_flag(it, memory + 2 * PAGE, "um"), 0);
 }
 
+// mremap of `pages` from `memory` on, by one more in place.
+static long grow(u64 memory, u64 pages) { return call(it, 2, SYS_mremap, memory, pages * PAGE, (pages + 1) * PAGE, 0); }
+
+FACT(registering_a_part_makes_two_mappings) {
+    begin();
+    u64 memory = map(it, 16);
+    expect_is(call(it, 0, SYS_munmap, memory + 8 * PAGE, 8 * PAGE), 0);
+    fill(it, memory, 8, 7);
+    expect_is(reg(uffd.fd, memory, 4), 0);
+    expect_is(grow(memory, 8), -EFAULT);
+    expect_is(reg(uffd.fd, memory, 8), 0);
+    expect_is(grow(memory, 8), memory);
+    expect_is(unreg(uffd.fd, memory, 4), 0);
+    expect_is(grow(memory, 9), -EFAULT);
+    // A call that reaches into the free space behind takes what has grown by now.
+    expect_is(unreg(uffd.fd, memory, 12), 0);
+    expect_is(grow(memory, 9), memory);
+    expect_is(reg(uffd.fd, memory, 12), 0);
+    expect(is_registered(it, memory) && is_registered(it, memory + 9 * PAGE));
+    expect_is(grow(memory, 10), memory);
+}
+
 FACT(a_dead_address_space_says_so) {
     begin();
     expect_is(zeros(uffd.fd, 0, 1), -ENOENT);

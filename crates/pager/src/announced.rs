@@ -70,7 +70,7 @@ impl Announced {
     }
 
     /// `spans` were registered while mappings were changing.
-    pub fn registered(&mut self, spans: &[Span]) {
+    pub fn registered(&mut self, spans: impl Iterator<Item = Span>) {
         self.fresh.extend(spans);
     }
 

@@ -15,6 +15,7 @@ mod recording;
 mod removals;
 mod restart;
 mod shared;
+mod stretch;
 mod sys;
 mod target;
 mod watchdog;

@@ -9,6 +9,7 @@ use spillway_core::{Address, Span, TargetId};
 use super::Driver;
 use super::release::Release;
 use crate::adopt::Agent;
+use crate::stretch::Stretch;
 use crate::sys::pagemap::Pagemap;
 use crate::sys::uffd::Uffd;
 use crate::target::Target;
@@ -42,13 +43,13 @@ pub enum Command {
         /// It has what is registered here and, of its parent's mappings, nothing else (`MADV_DONTFORK`).
         has: Vec<Span>,
     },
-    /// Register these spans; what was not registered before is reported back. Also the beginning of a scan, which
+    /// Register these mappings; what was not registered before is reported back. Also the beginning of a scan, which
     /// [`Command::Scanned`] ends.
     Register {
         /// Whose.
         target: TargetId,
         /// Which, in order.
-        spans: Vec<Span>,
+        stretches: Vec<Stretch>,
         /// For the answer.
         reply: Sender<Vec<Span>>,
     },
@@ -166,8 +167,8 @@ impl Driver {
                 }
             }
             Command::Inherit { target, wiped, has } => self.inherit(target, &wiped, &has),
-            Command::Register { target, spans, reply } => {
-                let _ = reply.send(self.register(target, &spans));
+            Command::Register { target, stretches, reply } => {
+                let _ = reply.send(self.register(target, &stretches));
             }
             Command::Keep { target, addresses } => self.core.keep(target, &addresses),
             Command::Found { target, spans } => spans.iter().for_each(|&span| self.found(target, span)),
@@ -224,20 +225,23 @@ impl Driver {
         }
     }
 
-    fn register(&mut self, id: TargetId, spans: &[Span]) -> Vec<Span> {
+    fn register(&mut self, id: TargetId, stretches: &[Stretch]) -> Vec<Span> {
         let mut new = Vec::new();
-        for &span in spans {
-            let Some(target) = self.target(id) else { break };
-            // Mappings may have changed since the scanner saw them: what is refused now is seen again later.
-            if target.uffd.register(span).is_ok() {
-                new.extend(self.core.add_region(id, span));
+        let Some(Some(target)) = self.targets.get_mut(id.0 as usize) else { return new };
+        // Mappings may have changed since the scanner saw them: what is refused now is seen again later.
+        for stretch in stretches {
+            // Refused where something of another kind has come into the free space behind. And it says only that some mapping
+            // is there: of several, one may be gone.
+            let whole = target.uffd.register(stretch.span()).is_ok();
+            for &span in &stretch.mappings {
+                if (whole && stretch.mappings.len() == 1) || target.uffd.register(span).is_ok() {
+                    new.extend(self.core.add_region(id, span));
+                }
             }
         }
-        if let Some(target) = self.target(id) {
-            target.announced.scan_begins();
-            if target.uffd.is_changing() {
-                target.announced.registered(spans);
-            }
+        target.announced.scan_begins();
+        if target.uffd.is_changing() {
+            target.announced.registered(stretches.iter().map(Stretch::span));
         }
         new
     }

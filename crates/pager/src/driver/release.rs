@@ -9,6 +9,8 @@ use spillway_store::Urgency;
 
 use super::{Driver, Homeward};
 use crate::adopt::Agent;
+use crate::procfs;
+use crate::stretch::room_behind;
 use crate::target::Flight;
 
 /// A release under way.
@@ -99,12 +101,10 @@ impl Driver {
         let mut agents = Vec::new();
         for target in self.targets.iter_mut().filter_map(Option::take) {
             let spans = neighbours_joined(self.core.regions().of(target.id).map(|region| region.span).collect());
-            let mut next = None;
-            for span in spans.into_iter().rev() {
-                // Up to the next, as the mapping may have grown: between two calls a mapping must not be registered in part,
-                // which makes it two, and `mremap` takes only one.
-                let end = next.replace(span.start).unwrap_or(span.end);
-                if target.uffd.unregister(Span { end, ..span }).is_err() {
+            // Where its process is not known, they end where they are known to end.
+            let mappings = procfs::mappings(target.pid).unwrap_or_default();
+            for span in spans {
+                if target.uffd.unregister(Span { end: room_behind(&mappings, span.end), ..span }).is_err() {
                     // A mapping that went away meanwhile needs no unregistering.
                     let _ = target.uffd.unregister(span);
                 }

@@ -9,6 +9,7 @@ use super::Watcher;
 use super::process::Process;
 use crate::driver::Command;
 use crate::procfs::{self, Mapping, Size};
+use crate::stretch::stretches;
 use crate::sys::process::robust_list;
 
 /// Reading mappings may take this share of the watcher's time: one part in twenty.
@@ -27,13 +28,13 @@ impl Watcher {
         for _ in 0..READINGS_MAX {
             size = procfs::size(pid).unwrap_or_default();
             let Ok(mappings) = procfs::mappings(pid) else { return };
-            let spans = manageable(&mappings, staging);
+            let stretches = stretches(&mappings, |mapping| is_managed(mapping, staging));
             let (reply, answer) = channel();
-            self.send(Command::Register { target, spans, reply });
+            self.send(Command::Register { target, stretches, reply });
             let Ok(registered) = answer.recv() else { return };
             let none = registered.is_empty();
             new.extend(registered);
-            // Of a mapping that grew meanwhile a part is registered: two mappings to the kernel, and `mremap` takes only one.
+            // What was mapped meanwhile beside a mapping becomes one with it while it is untouched.
             if none || procfs::size(pid).is_ok_and(|now| now.total_pages == size.total_pages) {
                 break;
             }
@@ -66,23 +67,22 @@ impl Watcher {
         let Some(&Process { target: Some(target), staging, .. }) = self.processes.get(&pid) else { return };
         let Ok(mappings) = procfs::mappings(pid) else { return };
         let (reply, begun) = channel();
-        self.send(Command::Register { target, spans: Vec::new(), reply });
+        self.send(Command::Register { target, stretches: Vec::new(), reply });
         if begun.recv().is_err() {
             return;
         }
         let Some(pagemap) = self.processes.get(&pid).and_then(|process| process.pagemap.as_ref()) else { return };
         let mut found = Vec::new();
-        for span in manageable(&mappings, staging) {
+        for mapping in mappings.iter().filter(|mapping| is_managed(mapping, staging)) {
             // A process that is gone has nothing to be found.
-            let _ = pagemap.populated(span, |span| found.push(span));
+            let _ = pagemap.populated(mapping.span, |span| found.push(span));
         }
         self.send(Command::Found { target, spans: found });
         self.send(Command::Scanned { target });
     }
 }
 
-/// What may be registered: not our own mapping.
-fn manageable(mappings: &[Mapping], staging: Option<Span>) -> Vec<Span> {
-    let spans = mappings.iter().filter(|mapping| mapping.is_manageable()).map(|mapping| mapping.span);
-    spans.filter(|span| staging.is_none_or(|staging| span.intersect(staging).is_none())).collect()
+/// Whether it may be registered: not our own mapping.
+fn is_managed(mapping: &Mapping, staging: Option<Span>) -> bool {
+    mapping.is_manageable() && staging.is_none_or(|staging| mapping.span.intersect(staging).is_none())
 }
