@@ -9,7 +9,7 @@ pub fn check(text: &str) {
     if let Some(stat) = parse_stat(text).filter(|stat| stat.state.is_ascii()) {
         assert_eq!(parse_stat(&line("name", stat)), Some(stat));
     }
-    let stat = Stat { state: b'S', parent: 7, cpu_ticks: 30, started: 999, cpu: 1 };
+    let stat = Stat { state: b'S', parent: 7, cpu_ticks: 30, started: 999, cpu: 1, exit_status: 3 };
     assert_eq!(parse_stat(&line(text, stat)), Some(stat), "a command may be called anything");
 
     if let Some(size) = parse_statm(text) {
@@ -34,10 +34,11 @@ pub fn check(text: &str) {
 
 /// A line of `/proc/PID/stat`: proc_pid_stat(5).
 fn line(command: &str, of: Stat) -> String {
-    let Stat { state, parent, cpu_ticks, started, cpu } = of;
+    let Stat { state, parent, cpu_ticks, started, cpu, exit_status } = of;
+    let code = u32::from(exit_status) << 8;
     let state = char::from(state);
     format!(
         "42 ({command}) {state} {parent} 42 42 0 -1 0 1 0 0 0 {cpu_ticks} 0 0 0 20 0 1 0 {started} 0 0 0 0 0 0 0 0 0 0 0 0 0 \
-         0 0 17 {cpu} 0 0"
+         0 0 17 {cpu} 0 0 0 0 0 0 0 0 0 0 0 0 {code}"
     )
 }

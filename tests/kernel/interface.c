@@ -201,6 +201,38 @@ FACT(registering_a_part_makes_two_mappings) {
     expect_is(grow(memory, 10), memory);
 }
 
+FACT(a_process_outlives_its_first_thread) {
+    begin();
+    u64 memory = managed(2, 7);
+    int thread = (int)raw(syscall(NR_pidfd_open, it->tids[2], O_EXCL /* PIDFD_THREAD */));
+    tell(it, 0, (struct order){ QUIT, 0, { 0 } });
+    expect(!answered_within(it, 0, 50));
+    // Its number has nothing behind it any more; a thread's has.
+    char path[64], line[16];
+    u64 word = 0;
+    struct iovec ours = { &word, sizeof word }, theirs = { (void *)memory, sizeof word };
+    for (int first = 1; first >= 0; first--) {
+        pid_t id = first ? it->pid : it->tids[2];
+        snprintf(path, sizeof path, "/proc/%d/maps", id);
+        FILE *maps = fopen(path, "re");
+        expect(maps && (fgets(line, sizeof line, maps) == NULL) == first);
+        fclose(maps);
+        expect_is(raw(process_vm_readv(id, &ours, 1, &theirs, 1, 0)), first ? -ESRCH : (long)sizeof word);
+    }
+    expect_is(word, word_of(7, 0, 0));
+    expect(raw(syscall(NR_pidfd_getfd, it->pidfd, uffd.there, 0)) < 0);
+    expect_is(raw(waitpid(it->pid, NULL, WNOHANG)), 0);
+    if (thread == -EINVAL) skip("a descriptor of a thread needs Linux 6.9");
+    expect(raw(syscall(NR_pidfd_getfd, thread, uffd.there, 0)) >= 0);
+    // And it ends with the last one.
+    for (int at = THREADS - 1; at > 1; at--) tell(it, at, (struct order){ QUIT, 0, { 0 } });
+    pause_ms(20);
+    tell(it, 1, ORDER_CALL(SYS_exit, 7));
+    int status = 0;
+    expect_is(waitpid(it->pid, &status, 0), it->pid);
+    expect(WIFEXITED(status) && WEXITSTATUS(status) == 7);
+}
+
 FACT(a_dead_address_space_says_so) {
     begin();
     expect_is(zeros(uffd.fd, 0, 1), -ENOENT);

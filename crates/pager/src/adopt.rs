@@ -35,6 +35,7 @@ use crate::sys::uffd::Uffd;
 
 pub use checks::{examine, keeps_seized};
 use checks::{quiet_thread, syscall_instruction};
+pub use leaving::end_agent_left_alone;
 use setup::Setup;
 
 /// The name of the agent's thread and of its memory file: how an adopted process is recognised.
@@ -87,14 +88,14 @@ pub fn adopt(
     while_stopped: impl FnOnce(),
 ) -> Result<(Agent, Option<Uffd>), Error> {
     examine(pid)?;
-    let filtered = procfs::status_field(pid, "Seccomp").is_some_and(|mode| mode != "0");
+    let thread = quiet_thread(pid)?;
+    let filtered = procfs::status_field(thread, "Seccomp").is_some_and(|mode| mode != "0");
     // A program may put a filter on all of its threads at any time later (SECCOMP_FILTER_FLAG_TSYNC), ours among them.
     let seccomp = keeps_seized();
     if filtered && !seccomp {
         return Err(Error::Seccomp(pid));
     }
-    let instruction = syscall_instruction(pid)?;
-    let thread = quiet_thread(pid)?;
+    let instruction = syscall_instruction(pid, thread)?;
     let mut first = Seized::new(thread, seccomp).map_err(|error| match error.raw_os_error() {
         Some(libc::ESRCH) => Error::NoSuchProcess(pid),
         _ => Error::NoPermission(pid),
@@ -110,7 +111,7 @@ pub fn adopt(
     let mut saved = first.registers().map_err(explain)?;
     // An exec since we looked has put something else there, or nothing.
     let mut there = [0_u8; 2];
-    if process::read_memory(pid, Address(instruction), &mut there).is_err() || there != SYSCALL {
+    if process::read_memory(thread, Address(instruction), &mut there).is_err() || there != SYSCALL {
         return Err(Error::Ended(pid));
     }
     if saved.cs != 0x33 {
@@ -121,7 +122,7 @@ pub fn adopt(
     let begun = begin(&mut first, &saved, instruction);
     while_stopped();
     let spare = begun.as_ref().ok().map(|(staging, _)| staging.plus_pages(BATCH_PAGES as u64).plus_bytes(SPARE_OFFSET));
-    restart::repeat(pid, thread, &mut saved, slept_ns, spare);
+    restart::repeat(thread, &mut saved, slept_ns, spare);
     // The thread is put back exactly as it was, whatever happened.
     first.set_registers(&saved).and_then(|()| first.set_signal_mask(mask)).map_err(explain)?;
     drop(first);

@@ -177,7 +177,7 @@ impl Pager {
             return false;
         }
         let managed = self.managed.lock().is_ok_and(|pids| !pids.is_empty()) || self.shared.orphans.load(Relaxed) > 0;
-        let alive = |pid| procfs::stat(pid).is_ok_and(|stat| !matches!(stat.state, b'Z' | b'X'));
+        let alive = |pid| procfs::living_thread(pid).is_some();
         match self.parent {
             None => managed || alive(self.root),
             Some(parent) => {

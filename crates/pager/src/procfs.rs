@@ -5,6 +5,8 @@ use std::io::{self, Read as _};
 
 use spillway_core::{Address, PAGE_BYTES, Span};
 
+use crate::adopt::NAME as AGENT_NAME;
+
 /// A line of `/proc/PID/maps`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping {
@@ -61,7 +63,7 @@ impl Mapping {
 /// # Errors
 /// Without rights over it, or when it is gone.
 pub fn mappings(pid: i32) -> io::Result<Vec<Mapping>> {
-    let text = fs::read(format!("/proc/{pid}/maps"))?;
+    let text = read_of_living(pid, "maps")?;
     Ok(String::from_utf8_lossy(&text).lines().filter_map(Mapping::parse).collect())
 }
 
@@ -79,7 +81,11 @@ pub struct Size {
 /// # Errors
 /// When it is gone.
 pub fn size(pid: i32) -> io::Result<Size> {
-    parse_statm(&read_short(&format!("/proc/{pid}/statm"))?).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    let of = |pid| parse_statm(&read_short(&format!("/proc/{pid}/statm"))?).ok_or(io::ErrorKind::InvalidData.into());
+    match of(pid)? {
+        Size { total_pages: 0, .. } => of(living_thread(pid).ok_or(io::ErrorKind::NotFound)?),
+        size => Ok(size),
+    }
 }
 
 /// Parses `/proc/PID/statm`.
@@ -102,6 +108,8 @@ pub struct Stat {
     pub started: u64,
     /// The CPU on which it last ran.
     pub cpu: usize,
+    /// What it ended with; 0 while it has not, or where we may not know.
+    pub exit_status: u8,
 }
 
 /// Parses `/proc/PID/stat`. The command in it may hold anything, parentheses and spaces too.
@@ -117,6 +125,8 @@ pub fn parse_stat(text: &str) -> Option<Stat> {
         cpu_ticks: ticks(14)?.checked_add(ticks(15)?)?,
         started: ticks(22)?,
         cpu: field(39)?.parse().ok()?,
+        // As wait(2) tells it: that of `exit` stands above the signal.
+        exit_status: field(52).and_then(|code| code.parse::<u32>().ok()).map_or(0, |code| code.to_le_bytes()[1]),
     })
 }
 
@@ -134,6 +144,36 @@ pub fn stat(pid: i32) -> io::Result<Stat> {
 /// When it is gone.
 pub fn thread_stat(pid: i32, thread: i32) -> io::Result<Stat> {
     read_stat(&format!("/proc/{pid}/task/{thread}/stat"))
+}
+
+/// A thread of `pid` that has not ended, and is not an agent of ours; none when all have. It has a directory of its own in
+/// `/proc`. That of the process is about its first thread: a process may outlive that (`pthread_exit`), and from then on
+/// nothing there tells of memory or descriptors.
+pub fn living_thread(pid: i32) -> Option<i32> {
+    if is_alive(stat(pid)) {
+        return Some(pid);
+    }
+    let mut threads = threads(pid).unwrap_or_default().into_iter();
+    threads.find(|&thread| is_alive(thread_stat(pid, thread)) && !is_agent(pid, thread))
+}
+
+/// Whether a process's first thread, or a thread, has not ended.
+pub fn is_alive(stat: io::Result<Stat>) -> bool {
+    stat.is_ok_and(|stat| !matches!(stat.state, b'Z' | b'X'))
+}
+
+/// Whether `thread` of `pid` is an agent, of whichever pager.
+pub fn is_agent(pid: i32, thread: i32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/task/{thread}/comm")).is_ok_and(|name| name.trim_end() == AGENT_NAME)
+}
+
+/// What `/proc` says of a process's memory; nothing when it has none.
+fn read_of_living(pid: i32, name: &str) -> io::Result<Vec<u8>> {
+    let of = |pid| fs::read(format!("/proc/{pid}/{name}"));
+    match of(pid) {
+        Ok(text) if !text.is_empty() => Ok(text),
+        nothing => living_thread(pid).filter(|&thread| thread != pid).map_or(nothing, of),
+    }
 }
 
 /// What a file says that the kernel gives whole in one read, being shorter than a page.
@@ -205,7 +245,7 @@ pub fn parse_limit(text: &str, name: &str) -> Option<String> {
 /// Mappings of `pid` that carry one of `flags` (two letters each, proc(5), `VmFlags`). Walks its page tables, as
 /// everything does that tells flags: not for every day.
 pub fn mappings_with_flag(pid: i32, flags: &[&str]) -> Vec<(Span, String)> {
-    let text = fs::read(format!("/proc/{pid}/smaps")).unwrap_or_default();
+    let text = read_of_living(pid, "smaps").unwrap_or_default();
     parse_flags(&String::from_utf8_lossy(&text), flags)
 }
 
@@ -255,7 +295,7 @@ pub fn parse_last_ran(text: &str) -> Option<f64> {
 
 /// Private pages of `pid`: what would be freed if it ended now. Walks its page tables: not for every day.
 pub fn private_pages(pid: i32) -> Option<u64> {
-    parse_private(&fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?)
+    parse_private(&String::from_utf8_lossy(&read_of_living(pid, "smaps_rollup").ok()?))
 }
 
 /// Parses `/proc/PID/smaps_rollup`: private pages.
@@ -305,7 +345,9 @@ mod tests {
         let text = "42 (a) b) R) S 7 42 42 0 -1 4194304 1 0 0 0 10 20 0 0 20 0 1 0 999 1000 10 \
                     18446744073709551615 1 1 0 0 0 0 0 0 0 0 0 0 17 1 0 0 0 0 0 0 0 0 0 0 0 0 0";
         let stat = parse_stat(text).expect("a good line");
-        assert_eq!(stat, Stat { state: b'S', parent: 7, cpu_ticks: 30, started: 999, cpu: 1 });
+        assert_eq!(stat, Stat { state: b'S', parent: 7, cpu_ticks: 30, started: 999, cpu: 1, exit_status: 0 });
+        let ended = parse_stat(&format!("{}1792", &text[..text.len() - 1])).expect("a good line");
+        assert_eq!(ended.exit_status, 7);
         assert_eq!(parse_stat("42 (a"), None);
         assert_eq!(parse_stat(")"), None);
     }

@@ -70,9 +70,9 @@ pub fn asleep_ns(pid: i32, thread: i32) -> u64 {
     }
 }
 
-/// Makes `registers`, of `thread` of `pid` as it was just stopped, repeat a call that the stop broke off. `slept_ns` is how
+/// Makes `registers`, of `thread` as it was just stopped, repeat a call that the stop broke off. `slept_ns` is how
 /// long the thread had slept. `spare` is memory of ours in the target, for a `struct timespec`.
-pub fn repeat(pid: i32, thread: i32, registers: &mut Registers, slept_ns: u64, spare: Option<Address>) {
+pub fn repeat(thread: i32, registers: &mut Registers, slept_ns: u64, spare: Option<Address>) {
     let broken_off = registers.rax.cast_signed() == -i64::from(libc::EINTR);
     let call = registers.orig_rax.cast_signed();
     let Some(time_out) = (broken_off && call >= 0).then(|| time_out(call)).flatten() else { return };
@@ -89,8 +89,8 @@ pub fn repeat(pid: i32, thread: i32, registers: &mut Registers, slept_ns: u64, s
                 registers.r10 = u64::from(left.saturating_sub(slept_ms).max(0).cast_unsigned());
             }
         }
-        TimeOut::FourthArgument => shorten(pid, &mut registers.r10, slept_ns, spare),
-        TimeOut::ThirdArgument => shorten(pid, &mut registers.rdx, slept_ns, spare),
+        TimeOut::FourthArgument => shorten(thread, &mut registers.r10, slept_ns, spare),
+        TimeOut::ThirdArgument => shorten(thread, &mut registers.rdx, slept_ns, spare),
     }
     // The two bytes of `syscall`, once more.
     registers.rip -= 2;
@@ -100,17 +100,17 @@ pub fn repeat(pid: i32, thread: i32, registers: &mut Registers, slept_ns: u64, s
 }
 
 /// Lets `argument` point at a copy of its time-out, less what has passed.
-fn shorten(pid: i32, argument: &mut u64, slept_ns: u64, spare: Option<Address>) {
+fn shorten(thread: i32, argument: &mut u64, slept_ns: u64, spare: Option<Address>) {
     let Some(spare) = spare.filter(|_| *argument != 0) else { return };
     let mut time = [0_u8; 16];
-    if process::read_memory(pid, Address(*argument), &mut time).is_err() {
+    if process::read_memory(thread, Address(*argument), &mut time).is_err() {
         return;
     }
     let [a, b] = [&time[..8], &time[8..]].map(|half| u64::from_ne_bytes(half.try_into().expect("eight bytes")));
     let left = a.saturating_mul(1_000_000_000).saturating_add(b).saturating_sub(slept_ns);
     let image: Vec<u8> =
         [left / 1_000_000_000, left % 1_000_000_000].iter().flat_map(|word| word.to_ne_bytes()).collect();
-    if process::write_memory(pid, spare, &image).is_ok() {
+    if process::write_memory(thread, spare, &image).is_ok() {
         *argument = spare.0;
     }
 }
@@ -168,10 +168,10 @@ mod tests {
     #[test]
     fn a_broken_epoll_wait_is_made_again_for_the_rest_of_its_time() {
         let mut registers = stopped_in(libc::SYS_epoll_wait, -4);
-        repeat(own_thread(), own_thread(), &mut registers, 300_000_000, None);
+        repeat(own_thread(), &mut registers, 300_000_000, None);
         assert_eq!((registers.rip, registers.rax, registers.r10), (0x1000, 232, 700));
         let mut late = stopped_in(libc::SYS_epoll_wait, -4);
-        repeat(own_thread(), own_thread(), &mut late, 5_000_000_000, None);
+        repeat(own_thread(), &mut late, 5_000_000_000, None);
         assert_eq!(late.r10, 0);
     }
 
@@ -179,7 +179,7 @@ mod tests {
     fn calls_that_the_kernel_restarts_are_left_to_it() {
         for (call, result) in [(libc::SYS_clock_nanosleep, -516), (libc::SYS_epoll_wait, 3), (libc::SYS_pause, -4)] {
             let mut registers = stopped_in(call, result);
-            repeat(own_thread(), own_thread(), &mut registers, 0, None);
+            repeat(own_thread(), &mut registers, 0, None);
             assert_eq!(registers.rip, 0x1002);
         }
     }

@@ -1,11 +1,11 @@
 //! What is looked at before anything in a target is touched.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 
 use spillway_core::PAGE_BYTES_U64;
 
-use super::{NAME, SYSCALL};
+use super::SYSCALL;
 use crate::error::Error;
 use crate::procfs;
 use crate::sys::process;
@@ -15,7 +15,8 @@ use crate::sys::process;
 /// # Errors
 /// As [`Error`] says.
 pub fn examine(pid: i32) -> Result<(), Error> {
-    let field = |name| procfs::status_field(pid, name);
+    let living = procfs::living_thread(pid).unwrap_or(pid);
+    let field = |name| procfs::status_field(living, name);
     let Some(state) = field("State") else { return Err(Error::NoSuchProcess(pid)) };
     if state.starts_with(['Z', 'X']) || field("VmSize").is_none() {
         return Err(Error::NoMemoryOfItsOwn(pid));
@@ -24,11 +25,11 @@ pub fn examine(pid: i32) -> Result<(), Error> {
         Some(0) | None => {}
         Some(tracer) => {
             let name = procfs::status_field(tracer, "Name").unwrap_or_else(|| "another program".into());
-            let own = procfs::threads(pid).is_ok_and(|all| all.iter().any(|&thread| is_agent(pid, thread)));
+            let own = procfs::threads(pid).is_ok_and(|all| all.iter().any(|&thread| procfs::is_agent(pid, thread)));
             return Err(if own { Error::AlreadyAdopted(pid) } else { Error::Traced { pid, tracer, name } });
         }
     }
-    match File::open(format!("/proc/{pid}/exe")) {
+    match File::open(format!("/proc/{living}/exe")) {
         Ok(mut file) => {
             let mut head = [0_u8; 5];
             if io::Read::read_exact(&mut file, &mut head).is_ok() && head[..4] == *b"\x7fELF" && head[4] != 2 {
@@ -39,15 +40,10 @@ pub fn examine(pid: i32) -> Result<(), Error> {
         // A deleted or otherwise unreadable program: the registers will tell.
         Err(_) => {}
     }
-    if procfs::threads(pid).is_ok_and(|all| all.iter().any(|&thread| is_agent(pid, thread))) {
+    if procfs::threads(pid).is_ok_and(|all| all.iter().any(|&thread| procfs::is_agent(pid, thread))) {
         return Err(Error::AlreadyAdopted(pid));
     }
     Ok(())
-}
-
-/// Whether `thread` of `pid` is an agent, of whichever pager.
-fn is_agent(pid: i32, thread: i32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/task/{thread}/comm")).is_ok_and(|name| name.trim_end() == NAME)
 }
 
 /// Whether agents are kept seized, out of reach of seccomp filters: that takes `CAP_SYS_ADMIN`.
@@ -58,8 +54,8 @@ pub fn keeps_seized() -> bool {
         .is_some_and(|set| set >> CAP_SYS_ADMIN & 1 == 1)
 }
 
-/// The address of a `syscall` instruction in the target's vDSO.
-pub(super) fn syscall_instruction(pid: i32) -> Result<u64, Error> {
+/// The address of a `syscall` instruction in the vDSO of the target, of which `thread` is one that lives.
+pub(super) fn syscall_instruction(pid: i32, thread: i32) -> Result<u64, Error> {
     let system = |what| move |error| Error::System { what, error };
     let mappings = procfs::mappings(pid).map_err(|_| Error::NoPermission(pid))?;
     let vdso = mappings
@@ -67,7 +63,7 @@ pub(super) fn syscall_instruction(pid: i32) -> Result<u64, Error> {
         .find(|mapping| mapping.name == "[vdso]")
         .ok_or_else(|| Error::System { what: "finding the target's vDSO", error: io::ErrorKind::NotFound.into() })?;
     let mut image = vec![0_u8; usize::try_from(vdso.span.pages() * PAGE_BYTES_U64).unwrap_or(0)];
-    process::read_memory(pid, vdso.span.start, &mut image).map_err(system("reading the target's vDSO"))?;
+    process::read_memory(thread, vdso.span.start, &mut image).map_err(system("reading the target's vDSO"))?;
     let offset = image.windows(2).position(|bytes| bytes == SYSCALL).ok_or_else(|| Error::System {
         what: "finding a system call in the target's vDSO",
         error: io::ErrorKind::NotFound.into(),

@@ -1,8 +1,31 @@
 //! Taking an agent out of a target.
 
-use super::{Agent, explain, pieces};
+use super::{Agent, explain, pieces, syscall_instruction};
 use crate::error::Error;
+use crate::procfs;
 use crate::sys::ptrace::Seized;
+
+/// Ends the agent `thread` of `pid` if none of the process's own threads is left: where those end one by one (`exit`, and
+/// not `exit_group`), the process ends with the last, and has its status. Of those only the first one's can be learnt.
+///
+/// # Errors
+/// When it has ended.
+pub fn end_agent_left_alone(pid: i32, thread: i32, seized: &mut Option<Seized>) -> Result<(), Error> {
+    let Ok(first) = procfs::stat(pid) else { return Ok(()) };
+    let is_there = procfs::is_alive(procfs::thread_stat(pid, thread)) && procfs::is_agent(pid, thread);
+    if first.state != b'Z' || !is_there || procfs::living_thread(pid).is_some() {
+        return Ok(());
+    }
+    let explain = |error| explain(pid, error);
+    let mut seized = match seized.take() {
+        Some(seized) => seized,
+        None => Seized::new(thread, false).map_err(|error| explain(error.into()))?,
+    };
+    seized.stop().map_err(explain)?;
+    let registers = seized.registers().map_err(explain)?;
+    let instruction = syscall_instruction(thread, thread)?;
+    seized.exit(&registers, instruction, first.exit_status).map_err(explain)
+}
 
 impl Agent {
     /// Takes the agent and everything of ours out of the target. Its regions must be unregistered.
@@ -23,6 +46,6 @@ impl Agent {
                 .call(&registers, self.instruction, libc::SYS_munmap, [start.0, bytes, 0, 0, 0, 0])
                 .map_err(explain)?;
         }
-        seized.exit(&registers, self.instruction).map_err(explain)
+        seized.exit(&registers, self.instruction, 0).map_err(explain)
     }
 }

@@ -41,21 +41,21 @@ impl Setup {
     ) -> Result<(Agent, Option<Uffd>), Error> {
         let pid = self.pid;
         let system = |what| move |error| Error::System { what, error };
-        let pidfd = process::pidfd(pid).map_err(system("opening the target"))?;
+        let pidfd = process::pidfd(pid, self.helper.thread()).map_err(system("opening the target"))?;
         let take =
             |number| process::take_fd(pidfd.as_fd(), number).map_err(system("taking a descriptor of the target"));
         let scratch = self.staging.plus_pages(BATCH_PAGES as u64);
 
         let mut name = NAME.as_bytes().to_vec();
         name.push(0);
-        process::write_memory(pid, scratch, &name).map_err(system("writing to the target"))?;
+        process::write_memory(self.helper.thread(), scratch, &name).map_err(system("writing to the target"))?;
         let file = self.open(libc::SYS_memfd_create, [scratch.0, bits(libc::MFD_CLOEXEC.cast_signed()), 0, 0, 0, 0])?;
         let memory = Memory::new(take(file)?).map_err(system("mapping the agent's memory"))?;
 
         let stream = bits(libc::SOCK_STREAM | libc::SOCK_CLOEXEC);
         self.call(libc::SYS_socketpair, [bits(libc::AF_UNIX), stream, 0, scratch.0, 0, 0])?;
         let mut pair = [0_u8; 8];
-        process::read_memory(pid, scratch, &mut pair).map_err(system("reading from the target"))?;
+        process::read_memory(self.helper.thread(), scratch, &mut pair).map_err(system("reading from the target"))?;
         let [a0, a1, a2, a3, b0, b1, b2, b3] = pair;
         let (ours, theirs) = (i32::from_ne_bytes([a0, a1, a2, a3]), i32::from_ne_bytes([b0, b1, b2, b3]));
         self.open.extend([ours, theirs]);
@@ -145,7 +145,7 @@ impl Setup {
         }
         let mut name = NAME.as_bytes().to_vec();
         name.push(0);
-        process::write_memory(self.pid, layout.scratch, &name)
+        process::write_memory(self.helper.thread(), layout.scratch, &name)
             .map_err(|error| Error::System { what: "writing to the target", error })?;
         let arguments = [bits(libc::PR_SET_NAME), layout.scratch.0, 0, 0, 0, 0];
         agent.call(&registers, self.instruction, libc::SYS_prctl, arguments).map_err(explain)?;
@@ -191,11 +191,11 @@ impl Setup {
         let length = size_of::<Rights>() as u64;
         let header = [0, 0, vector, 1, control, length, 0, 0, byte, 1];
         let image: Vec<u8> = header.iter().flat_map(|word: &u64| word.to_ne_bytes()).collect();
-        process::write_memory(self.pid, scratch, &image).map_err(system("writing to the target"))?;
+        process::write_memory(self.helper.thread(), scratch, &image).map_err(system("writing to the target"))?;
         let close_on_exec = bits(libc::MSG_CMSG_CLOEXEC);
         self.call(libc::SYS_recvmsg, [bits(theirs), scratch.0, close_on_exec, 0, 0, 0])?;
         let mut number = [0_u8; 4];
-        process::read_memory(self.pid, Address(control + 16), &mut number)
+        process::read_memory(self.helper.thread(), Address(control + 16), &mut number)
             .map_err(system("reading from the target"))?;
         let number = i32::from_ne_bytes(number);
         self.open.push(number);
@@ -210,7 +210,7 @@ impl Setup {
         let pid = self.pid;
         let words = [uffd::NOWHERE.0, self.staging.0, PAGE_BYTES_U64, 0, 0];
         let image: Vec<u8> = words.iter().flat_map(|word: &u64| word.to_ne_bytes()).collect();
-        process::write_memory(pid, scratch, &image)
+        process::write_memory(self.helper.thread(), scratch, &image)
             .map_err(|error| Error::System { what: "writing to the target", error })?;
         for _ in 0..TRIES {
             let arguments = [bits(number), uffd::IOC_MOVE, scratch.0, 0, 0, 0];
@@ -251,6 +251,6 @@ impl Setup {
         if undo {
             let _ = self.call(libc::SYS_munmap, [self.staging.0, STAGING_BYTES + SCRATCH_BYTES, 0, 0, 0, 0]);
         }
-        self.helper.exit(&self.registers, self.instruction).map_err(|error| explain(self.pid, error))
+        self.helper.exit(&self.registers, self.instruction, 0).map_err(|error| explain(self.pid, error))
     }
 }

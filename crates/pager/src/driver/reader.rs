@@ -19,6 +19,7 @@ use spillway_store::{Lent, Preparer, is_zero};
 
 use super::buffers::{Buffer, Buffers};
 use crate::adopt::Agent;
+use crate::procfs;
 use crate::sys::agent::BATCH_PAGES;
 use crate::sys::fd::Bell;
 use crate::sys::process::{read_memory, read_pages};
@@ -56,7 +57,7 @@ impl Job {
         let mut read = self.read_as(self.thread);
         let agent_is_gone = matches!(&read, Err(error) if error.raw_os_error() == Some(libc::ESRCH));
         if agent_is_gone {
-            read = self.read_as(self.pid);
+            read = self.read_as(procfs::living_thread(self.pid).unwrap_or(self.pid));
         }
         for item in &mut self.items {
             let Buffer { page, known } = &mut item.buffer;
@@ -97,7 +98,7 @@ pub(super) struct Reader {
     done: Receiver<Job>,
     place: Place,
     /// Where the job under way reads.
-    staging: (i32, Address),
+    staging: ([i32; 2], Address),
     /// Its pages, in the order of staging; none where nothing was moved.
     order: Vec<(Option<PageIndex>, BufferIndex)>,
 }
@@ -124,7 +125,7 @@ impl Reader {
         let items = Vec::with_capacity(BATCH_PAGES);
         let job = Job { pid: 0, thread: 0, staging: Address(0), items, preparer, elsewhere: false };
         let order = Vec::with_capacity(BATCH_PAGES);
-        Self { thread, jobs, done, place: Place::Spare(job), staging: (0, Address(0)), order }
+        Self { thread, jobs, done, place: Place::Spare(job), staging: ([0; 2], Address(0)), order }
     }
 
     /// The other thread; 0 when there is none.
@@ -155,7 +156,7 @@ impl Reader {
             unreachable!("nothing is captured while pages are being read")
         };
         (job.pid, job.thread, job.staging) = (agent.pid, agent.thread, agent.layout.staging);
-        self.staging = (agent.pid, agent.layout.staging);
+        self.staging = ([agent.pid, agent.thread], agent.layout.staging);
         job.elsewhere = elsewhere && self.order.len() >= WORTH_PAGES;
         let elsewhere = job.elsewhere;
         let preparer = &mut job.preparer;
@@ -211,7 +212,9 @@ impl Reader {
     /// When it cannot be read, which loses the page.
     pub(super) fn copy(&self, buffer: BufferIndex, into: &mut Page) -> io::Result<()> {
         let at = self.order.iter().position(|(_, its)| *its == buffer).ok_or(io::ErrorKind::NotFound)?;
-        let (pid, staging) = self.staging;
-        read_memory(pid, staging.plus_pages(at as u64), into)
+        let ([pid, thread], staging) = self.staging;
+        let staged = staging.plus_pages(at as u64);
+        // The process's first thread may have ended before the others, and so may the agent.
+        read_memory(pid, staged, into).or_else(|_| read_memory(thread, staged, into))
     }
 }

@@ -6,6 +6,8 @@ use std::os::fd::AsRawFd;
 
 use spillway_core::{Address, Span};
 
+use crate::procfs;
+
 const IOC_SCAN: u64 = 0xC060_6610;
 const PRESENT: u64 = 1 << 3;
 const SWAPPED: u64 = 1 << 4;
@@ -49,7 +51,8 @@ impl Pagemap {
     /// # Errors
     /// Without ptrace rights over it, or when it is gone.
     pub fn open(pid: i32) -> io::Result<Self> {
-        File::open(format!("/proc/{pid}/pagemap")).map(Self)
+        let thread = procfs::living_thread(pid).unwrap_or(pid);
+        File::open(format!("/proc/{thread}/pagemap")).map(Self)
     }
 
     /// Calls `each` with the ranges of `span` that are populated, in memory or in the kernel's own swap.

@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use spillway_core::{Address, PAGE_BYTES, Page};
 
 use super::fd::{checked, owned};
+use crate::procfs;
 
 /// The kernel's release, such as `6.8.0-45-generic`, as it presents itself to this process: a personality or an emulator
 /// may make it older than it is.
@@ -26,13 +27,17 @@ pub fn is_root() -> bool {
     unsafe { libc::geteuid() == 0 }
 }
 
-/// A stable name for `pid`.
+/// A stable name for `thread` of `pid`, or for the process where the kernel knows no names for threads (6.9): through that no
+/// descriptor can be taken once the process's first thread has ended.
 ///
 /// # Errors
 /// ESRCH when it is gone.
-pub fn pidfd(pid: i32) -> io::Result<OwnedFd> {
+pub fn pidfd(pid: i32, thread: i32) -> io::Result<OwnedFd> {
+    /// `PIDFD_THREAD`.
+    const THREAD: libc::c_int = libc::O_EXCL;
     // SAFETY: no pointers.
-    owned(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })
+    let open = |id: i32, flags: libc::c_int| owned(unsafe { libc::syscall(libc::SYS_pidfd_open, id, flags) });
+    open(thread, THREAD).or_else(|_| open(pid, 0))
 }
 
 /// Duplicates descriptor `number` of the process behind `pidfd` into ours.
@@ -101,6 +106,7 @@ fn complete(done: isize, wanted: usize) -> io::Result<()> {
 /// the kernel does not tell (`CONFIG_KCMP`).
 pub fn share_memory(one: i32, other: i32) -> bool {
     const KCMP_VM: i32 = 1;
+    let [one, other] = [one, other].map(|pid| procfs::living_thread(pid).unwrap_or(pid));
     // SAFETY: no pointers.
     unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_VM, 0, 0) == 0 }
 }

@@ -131,7 +131,7 @@ impl Seized {
     }
 
     fn is_dead(&self) -> bool {
-        procfs::stat(self.thread).map_or(true, |stat| matches!(stat.state, b'Z' | b'X'))
+        !procfs::is_alive(procfs::stat(self.thread))
     }
 
     /// Lets it run on if it has stopped: a process that is stopped and continued as a whole leaves seized threads to
@@ -253,12 +253,12 @@ impl Seized {
         Ok(())
     }
 
-    /// Runs `exit` in it, for this one thread, and waits for its end.
+    /// Runs `exit` in it, for this one thread, with that status, and waits for its end.
     ///
     /// # Errors
     /// When ptrace refuses.
-    pub fn exit(mut self, registers: &Registers, instruction: u64) -> Result<(), CallError> {
-        match self.call(registers, instruction, libc::SYS_exit, [0; 6]) {
+    pub fn exit(mut self, registers: &Registers, instruction: u64, status: u8) -> Result<(), CallError> {
+        match self.call(registers, instruction, libc::SYS_exit, [status.into(), 0, 0, 0, 0, 0]) {
             Err(CallError::Ended) | Ok(_) => Ok(()),
             Err(error) => Err(error),
         }

@@ -65,7 +65,8 @@ impl Process {
         if self.target.is_none() || self.agent == 0 || self.tracer_at.is_some_and(|at| at.elapsed() < TRACER_EVERY) {
             return;
         }
-        let traced = procfs::status_field(pid, "TracerPid").is_some_and(|tracer| tracer != "0");
+        let living = procfs::living_thread(pid).unwrap_or(pid);
+        let traced = procfs::status_field(living, "TracerPid").is_some_and(|tracer| tracer != "0");
         match (&mut self.seized, traced) {
             (Some(seized), true) => {
                 // Stopped and dropped: that detaches. A failure means that it is dying.

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use super::Watcher;
 use super::process::Process;
+use crate::adopt;
 use crate::procfs;
 
 impl Watcher {
@@ -22,7 +23,7 @@ impl Watcher {
                 continue;
             }
             let Ok(stat) = procfs::stat(pid) else { continue };
-            if matches!(stat.state, b'Z' | b'X') {
+            if procfs::living_thread(pid).is_none() {
                 continue;
             }
             if !self.processes.contains_key(&pid) {
@@ -38,14 +39,18 @@ impl Watcher {
             }
             queue.extend(procfs::children(pid).unwrap_or_default());
         }
-        let gone: Vec<i32> = self.processes.keys().copied().filter(|pid| !is_alive(*pid)).collect();
+        let gone: Vec<i32> =
+            self.processes.keys().copied().filter(|pid| procfs::living_thread(*pid).is_none()).collect();
         gone.into_iter().for_each(|pid| self.forget(pid));
         self.match_orphans();
     }
 
     pub(super) fn forget(&mut self, pid: i32) {
-        if let Some(target) = self.processes.get(&pid).and_then(|process| process.target) {
-            self.reap_agent(target);
+        if let Some(process) = self.processes.get_mut(&pid).filter(|process| process.agent != 0) {
+            // An error says that it is ending with its process, as agents do.
+            let _ = adopt::end_agent_left_alone(pid, process.agent, &mut process.seized);
+            let target = process.target;
+            target.into_iter().for_each(|target| self.reap_agent(target));
         }
         if let Some(target) = self.processes.remove(&pid).and_then(|process| process.target) {
             self.end_target(target);
@@ -53,8 +58,4 @@ impl Watcher {
         self.roots.retain(|root| *root != pid);
         self.tell_managed();
     }
-}
-
-fn is_alive(pid: i32) -> bool {
-    procfs::stat(pid).is_ok_and(|stat| !matches!(stat.state, b'Z' | b'X'))
 }

@@ -1,0 +1,65 @@
+"""Programs whose first thread ends before others do: what the kernel tells of a process, it tells of its first thread."""
+
+import pytest
+from mechanics import Program, let_go, squeeze, state
+
+MIB_USED = 32
+
+
+@pytest.fixture
+def outlive(build):
+    return build("outlive")
+
+
+def alone(target):
+    """Its id, once its first thread has ended."""
+    pid = target.pid
+    target.tell("")
+    assert target.line() == "ALONE" and state(pid) == "Z"
+    return pid
+
+
+def checked(target):
+    """That all of its memory is right; all of it is written anew."""
+    target.tell("")
+    assert target.line() == "OK"
+
+
+def test_first_thread_ends_before_the_others(processes, spillway, outlive):
+    target = Program(processes, [outlive, str(MIB_USED)], spillway, "8M").ready()
+    pid = alone(target)
+    for _ in range(3):
+        checked(target)
+    # It was taken note of that memory is left, and it was evicted and brought back.
+    entry = spillway.settled(pid)
+    assert entry["evicted_pages"] > 2000 and entry["fetched_pages"] > 1000, entry
+    target.process.stdin.close()
+    assert target.status() == 7
+
+
+def test_adopted_after_its_first_thread_ended(processes, spillway, outlive):
+    target = Program(processes, [outlive, str(MIB_USED)]).ready()
+    alone(target)
+    attached = spillway.attach(target.pid, "8M")
+    squeeze(spillway, target.pid, "8M")
+    for _ in range(3):
+        checked(target)
+    assert spillway.settled(target.pid)["fetched_pages"] > 1000
+    let_go(attached)
+    checked(target)
+    target.process.stdin.close()
+    assert target.status() == 7
+
+
+@pytest.mark.parametrize("adopted", [False, True])
+def test_ends_with_its_only_thread(processes, spillway, outlive, adopted):
+    """By exit, not exit_group: our own thread in it must not keep it."""
+    argv = [outlive, str(MIB_USED), "alone"]
+    target = Program(processes, argv).ready() if adopted else Program(processes, argv, spillway, "8M").ready()
+    attached = spillway.attach(target.pid, "8M") if adopted else None
+    spillway.settled(target.pid)
+    checked(target)
+    target.process.stdin.close()
+    assert target.status() == 7
+    if attached:
+        assert attached.finish(timeout=10).status == 0
