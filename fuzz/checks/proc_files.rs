@@ -1,8 +1,6 @@
 //! Any other file of `/proc` that we read: numbers that are there, or nothing; a command's name never passes for a field.
 
-use spillway_pager::procfs::{
-    Stat, parse_field, parse_idle, parse_last_ran, parse_limit, parse_private, parse_stat, parse_statm,
-};
+use spillway_pager::procfs::{Stat, parse_field, parse_idle, parse_last_ran, parse_limit, parse_stat, parse_statm};
 
 /// Holds one input to it.
 pub fn check(text: &str) {
@@ -29,7 +27,6 @@ pub fn check(text: &str) {
         assert!(!limit.is_empty() && !limit.contains(|c: char| c.is_ascii_whitespace()));
     }
     assert!(parse_last_ran(text).is_none_or(f64::is_finite));
-    assert!(parse_private(text).is_none_or(|pages| pages <= u64::MAX / 4));
 }
 
 /// A line of `/proc/PID/stat`: proc_pid_stat(5).

@@ -2,9 +2,10 @@
 
 import json
 import threading
+import time
 
 import pytest
-from harness import MIB, PEAK_ALLOWANCE, eventually, status_field, tree
+from harness import MIB, PEAK_ALLOWANCE, children, eventually, status_field, tree
 from mechanics import NONZERO, SMALL_UNMANAGED_BYTES, Program, Witness, executable, let_go, rollup, squeeze
 
 # How long memory that is newly mapped, late in a program's life, may go unnoticed.
@@ -105,6 +106,22 @@ def test_children_at_full_speed_share_one_budget(processes, spillway, fill):
     assert [target.line(60), target.line(60)] == ["OK", "OK"]
     witness.finish()
     assert target.status() == 0
+
+
+def test_pages_that_writing_after_a_fork_copies_count(processes, spillway, fill):
+    """The kernel copies what parent or child writes to, and tells nobody: a child that only keeps what it had grows so."""
+    budget = 32 * MIB
+    target = Program(processes, [fill, 96], spillway, "32M").ready()
+    target.unharmed()
+    pid = target.pid
+    target.tell("snapshot 6144 2500")
+    child = eventually(lambda: children(pid), "a child")[0]
+    eventually(lambda: rollup(child, "Pss_Anon") > 16 * MIB, "pages that are the child's alone", every=0.005)
+    time.sleep(1)
+    resident = [rollup(each, "Pss_Anon") for each in (pid, child)]
+    assert sum(resident) <= limit(budget, programs=2), f"{resident} bytes resident, shared ones counted once"
+    assert target.line() == "OK"
+    target.unharmed()
 
 
 def test_budgets_shrink_and_grow(processes, spillway, fill):

@@ -2,8 +2,8 @@
 //
 //   fill MIB [--once]     prints READY when filled, then an answer a command: OK, or BAD and what is wrong
 //
-// verify | rewrite | churn MS | hammer THREADS | fork | close | seccomp [threads] | mlock PAGE COUNT | munlock PAGE COUNT |
-// drop PAGE COUNT | grow MIB | blank MIB | where | dump FILE | exec | abort | exit STATUS.   --once: verify, and be done.
+// verify | rewrite | churn MS | hammer THREADS | fork | snapshot PAGES MS | close | seccomp [threads] | mlock PAGE COUNT |
+// munlock PAGE COUNT | drop PAGE COUNT | grow MIB | blank MIB | where | dump FILE | exec | abort | exit STATUS.   --once: verify, and be done.
 #include "pattern.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -44,6 +44,25 @@ static void *hammer(void *seed) {
 }
 
 // The child writes what only it may see, while the parent looks at its own.
+static bool ended_well(pid_t pid) {
+    int status;
+    return pid > 0 && waitpid(pid, &status, 0) == pid && status == 0;
+}
+
+// The child has what its parent had at the fork, and looks at it last. The parent writes to half of what was resident then,
+// which the kernel copies for it.
+static bool keep_a_snapshot(uint64_t resident, unsigned ms) {
+    for (uint64_t i = 0; i < resident; i++)
+        if (!pattern_right(memory, key, i)) return false;
+    pid_t pid = fork();
+    if (pid == 0) {
+        usleep(ms * 1000);
+        _exit(verify() ? 0 : 1);
+    }
+    for (uint64_t i = 0; i < resident / 2; i++) memory[i * WORDS + 9] = pattern_word(key, i, 9);
+    return ended_well(pid) && verify();
+}
+
 static bool fork_and_verify(void) {
     pid_t pid = fork();
     if (pid == 0) {
@@ -55,8 +74,7 @@ static bool fork_and_verify(void) {
         _exit(0);
     }
     bool right = pid > 0 && verify();
-    int status;
-    return pid > 0 && waitpid(pid, &status, 0) == pid && status == 0 && right;
+    return ended_well(pid) && right;
 }
 
 // All but a few system calls kill the process; `threads`: also when other threads make them.
@@ -93,6 +111,7 @@ static bool obey(char *line) {
     if (!strcmp(word, "rewrite")) return key++, fill(0), verify();
     if (!strcmp(word, "churn")) return churn((double)a / 1000, key);
     if (!strcmp(word, "fork")) return fork_and_verify();
+    if (!strcmp(word, "snapshot")) return keep_a_snapshot(a, (unsigned)n);
     if (!strcmp(word, "close")) return !syscall(SYS_close_range, 3, ~0u, 0);
     if (!strcmp(word, "seccomp")) return confine(!strcmp(rest, "threads"));
     if (!strcmp(word, "mlock")) return !mlock(memory + a * WORDS, n * PAGE);

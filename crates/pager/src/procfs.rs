@@ -293,20 +293,6 @@ pub fn parse_last_ran(text: &str) -> Option<f64> {
     line.rsplit(':').next()?.trim().parse().ok().filter(|ms: &f64| ms.is_finite())
 }
 
-/// Private pages of `pid`: what would be freed if it ended now. Walks its page tables: not for every day.
-pub fn private_pages(pid: i32) -> Option<u64> {
-    parse_private(&String::from_utf8_lossy(&read_of_living(pid, "smaps_rollup").ok()?))
-}
-
-/// Parses `/proc/PID/smaps_rollup`: private pages.
-pub fn parse_private(text: &str) -> Option<u64> {
-    let kib = |name: &str| -> Option<u64> {
-        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-        line.split_ascii_whitespace().next()?.parse().ok()
-    };
-    Some(kib("Private_Clean:")?.checked_add(kib("Private_Dirty:")?)? / 4)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -383,15 +369,12 @@ mod tests {
     }
 
     #[test]
-    fn limits_clocks_and_private_pages() {
+    fn limits_and_clocks() {
         let limits = "Limit                     Soft Limit  Hard Limit  Units\nMax locked memory         8388608     unlimited   bytes\n";
         assert_eq!(parse_limit(limits, "Max locked memory").as_deref(), Some("8388608"));
         assert_eq!(parse_limit(limits, "Max open files"), None);
         let sched = "x (1, #threads: 1)\n-----\nse.exec_start      :      123.456789\nse.vruntime : 1.0\n";
         assert_eq!(parse_last_ran(sched), Some(123.456_789));
         assert_eq!(parse_last_ran("se.exec_start : nan"), None);
-        let rollup = "1000-2000 ---p 0 00:00 0 [rollup]\nPrivate_Clean:  8 kB\nPrivate_Dirty:  16 kB\n";
-        assert_eq!(parse_private(rollup), Some(6));
-        assert_eq!(parse_private("Private_Clean: 18446744073709551615 kB\nPrivate_Dirty: 1 kB"), None);
     }
 }

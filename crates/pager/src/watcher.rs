@@ -87,7 +87,7 @@ pub struct Watcher {
     maps_rest_until: Option<Instant>,
     /// When mappings or sizes were last seen to have changed.
     changed_at: Option<Instant>,
-    /// Asked for during a release, and to be answered after it.
+    /// Asked for while only reports are heard, and to be answered afterwards.
     postponed: Vec<Request>,
     ended: bool,
 }
@@ -141,12 +141,12 @@ impl Watcher {
                     while let Ok(request) = self.requests.try_recv() {
                         self.answer(request);
                     }
-                    for request in std::mem::take(&mut self.postponed) {
-                        self.answer(request);
-                    }
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
+            }
+            for request in std::mem::take(&mut self.postponed) {
+                self.answer(request);
             }
             if !self.ended {
                 pause = self.look();
@@ -163,6 +163,16 @@ impl Watcher {
             }
             Request::Budget(local) => self.local = local,
             Request::Release(reply) => self.release(&reply),
+        }
+    }
+
+    /// Takes note of what the fault thread has told, and of nothing else.
+    fn hear_reports(&mut self) {
+        while let Ok(request) = self.requests.try_recv() {
+            match request {
+                Request::Report(report) => self.take_note(report),
+                other => self.postponed.push(other),
+            }
         }
     }
 

@@ -90,6 +90,11 @@ pub enum Command {
         /// Where.
         span: Span,
     },
+    /// Answer, once every event that was read before has been acted on and told of.
+    Answer {
+        /// For the answer.
+        reply: Sender<()>,
+    },
     /// The address space is gone.
     Ended {
         /// Whose.
@@ -188,6 +193,9 @@ impl Driver {
                 target.announced.settled(number, span);
                 let still = target.announced.unchanged_since(number, span);
                 still.into_iter().for_each(|span| self.core.removal_over(id, span));
+            }
+            Command::Answer { reply } => {
+                let _ = reply.send(());
             }
             Command::Ended { target } => {
                 self.awaits_agent = false;

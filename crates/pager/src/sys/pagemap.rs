@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 
 use spillway_core::{Address, Span};
 
@@ -11,6 +12,8 @@ use crate::procfs;
 const IOC_SCAN: u64 = 0xC060_6610;
 const PRESENT: u64 = 1 << 3;
 const SWAPPED: u64 = 1 << 4;
+/// Of an entry of the file: no other process has mapped the page (4.2).
+const EXCLUSIVE: u64 = 1 << 56;
 
 #[repr(C)]
 struct ScanArgument {
@@ -87,6 +90,31 @@ impl Pagemap {
                 break;
             }
             start = argument.walk_end;
+        }
+        Ok(())
+    }
+
+    /// Calls `each` with the ranges of `span` whose pages this process alone has mapped: none that a fork shares.
+    ///
+    /// # Errors
+    /// When the process is gone.
+    pub fn exclusive(&self, span: Span, mut each: impl FnMut(Span)) -> io::Result<()> {
+        let mut populated = Vec::new();
+        self.populated(span, |there| populated.push(there))?;
+        let mut bytes = [0_u8; BATCH * size_of::<u64>()];
+        for there in populated {
+            let mut at = there.start;
+            while at < there.end {
+                let pages = usize::try_from(there.end.pages_since(at)).map_or(BATCH, |pages| pages.min(BATCH));
+                let entries = &mut bytes[..pages * size_of::<u64>()];
+                self.0.read_exact_at(entries, at.pages_since(Address(0)) * size_of::<u64>() as u64)?;
+                for entry in entries.as_chunks().0 {
+                    if u64::from_ne_bytes(*entry) & EXCLUSIVE != 0 {
+                        each(Span::of_pages(at, 1));
+                    }
+                    at = at.plus_pages(1);
+                }
+            }
         }
         Ok(())
     }

@@ -49,11 +49,15 @@ impl Watcher {
             .filter(|(_, process)| process.target.is_none() && !process.refused)
             .map(|(&pid, _)| pid)
             .collect();
+        let large = |pid: &i32| procfs::size(*pid).is_ok_and(|size| size.anonymous_pages >= least);
+        let candidates: Vec<i32> = candidates.into_iter().filter(large).collect();
+        if !candidates.is_empty() && !self.uffds.is_empty() {
+            self.hear_of_forks();
+        }
         let mut adopted = false;
         for pid in candidates {
-            let Ok(size) = procfs::size(pid) else { continue };
             // Memory that is registered already belongs to a fork: those get their agents as such.
-            if size.anonymous_pages < least || (!self.orphans.is_empty() && procfs::has_registered_memory(pid)) {
+            if !self.orphans.is_empty() && procfs::has_registered_memory(pid) {
                 continue;
             }
             // A child of vfork has its parent's memory until it calls exec.
@@ -76,6 +80,16 @@ impl Watcher {
             }
         }
         adopted
+    }
+
+    /// A forked child can be seen once the event of the fork has been read, and the report of it comes later, when the fault
+    /// thread has divided what was evicted. Adopted before as if it were nobody's, the child would get a second userfaultfd,
+    /// which none of its memory is registered with: it would be served, and never evicted.
+    fn hear_of_forks(&mut self) {
+        let (reply, answer) = channel();
+        self.send(Command::Answer { reply });
+        let _ = answer.recv();
+        self.hear_reports();
     }
 
     pub(super) fn adopt(&mut self, pid: i32, forked: Option<usize>) -> Result<(), Error> {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use spillway_core::{Address, PAGE_BYTES_U64, Span, TargetId};
 
 use super::Watcher;
+use super::mappings::Whose;
 use crate::driver::Command;
 use crate::error::Error;
 use crate::procfs::{self, Size};
@@ -123,20 +124,22 @@ impl Watcher {
     }
 
     /// A kept child is managed in full once most of its memory is its own: before, evicting it would only copy what its
-    /// parent has.
+    /// parent has. But what is its own already counts, and may leave: what it has written to, or its parent, since the fork.
+    /// The kernel copies a page then, and tells nobody.
     pub(super) fn promote(&mut self, pid: i32, size: Size) {
-        let Some(process) = self.processes.get_mut(&pid) else { return };
+        let Some(process) = self.processes.get(&pid) else { return };
         if process.private_at.is_some_and(|at| at.elapsed() < process.private_wait) {
             return;
         }
         let begun = Instant::now();
-        let private = procfs::private_pages(pid).unwrap_or(0);
+        let private = self.find_resident(pid, Whose::ItsOwn);
+        let Some(process) = self.processes.get_mut(&pid) else { return };
         process.private_wait = (begun.elapsed() * PRIVATE_SHARE).max(PRIVATE_SOONEST);
         process.private_at = Some(begun);
         if private * 2 > size.anonymous_pages {
             process.kept_only = false;
             self.read_mappings(pid);
-            self.find_resident(pid);
+            self.find_resident(pid, Whose::Anyones);
         }
     }
 

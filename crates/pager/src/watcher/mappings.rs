@@ -19,6 +19,15 @@ const READINGS_MAX: u32 = 4;
 /// How far before its robust list a thread's descriptor may begin, with its thread id in it: 0x2e0 bytes in glibc 2.36.
 const DESCRIPTOR_BYTES: u64 = 0x300;
 
+/// Which pages to look for in a forked child.
+#[derive(Clone, Copy)]
+pub(super) enum Whose {
+    /// Those that are mapped in it alone.
+    ItsOwn,
+    /// All.
+    Anyones,
+}
+
 impl Watcher {
     /// Registers what is new in a process, and tells the fault thread which pages of it are resident.
     pub(super) fn read_mappings(&mut self, pid: i32) {
@@ -62,23 +71,33 @@ impl Watcher {
         self.maps_rest_until = Some(Instant::now() + begun.elapsed() * MAPS_SHARE);
     }
 
-    /// Tells the fault thread which pages are resident in regions that a child has from its parent.
-    pub(super) fn find_resident(&mut self, pid: i32) {
-        let Some(&Process { target: Some(target), staging, .. }) = self.processes.get(&pid) else { return };
-        let Ok(mappings) = procfs::mappings(pid) else { return };
+    /// Tells the fault thread which pages are resident in regions that a child has from its parent, or only those that it does
+    /// not share with anyone; how many these are.
+    pub(super) fn find_resident(&mut self, pid: i32, whose: Whose) -> u64 {
+        let Some(&Process { target: Some(target), staging, .. }) = self.processes.get(&pid) else { return 0 };
+        let Ok(mappings) = procfs::mappings(pid) else { return 0 };
         let (reply, begun) = channel();
         self.send(Command::Register { target, stretches: Vec::new(), reply });
         if begun.recv().is_err() {
-            return;
+            return 0;
         }
-        let Some(pagemap) = self.processes.get(&pid).and_then(|process| process.pagemap.as_ref()) else { return };
-        let mut found = Vec::new();
+        let Some(pagemap) = self.processes.get(&pid).and_then(|process| process.pagemap.as_ref()) else { return 0 };
+        let mut found: Vec<Span> = Vec::new();
+        let mut note = |span: Span| match found.last_mut().filter(|last| last.end == span.start) {
+            Some(last) => last.end = span.end,
+            None => found.push(span),
+        };
         for mapping in mappings.iter().filter(|mapping| is_managed(mapping, staging)) {
             // A process that is gone has nothing to be found.
-            let _ = pagemap.populated(mapping.span, |span| found.push(span));
+            let _ = match whose {
+                Whose::Anyones => pagemap.populated(mapping.span, &mut note),
+                Whose::ItsOwn => pagemap.exclusive(mapping.span, &mut note),
+            };
         }
+        let pages = found.iter().map(|span| span.pages()).sum();
         self.send(Command::Found { target, spans: found });
         self.send(Command::Scanned { target });
+        pages
     }
 }
 

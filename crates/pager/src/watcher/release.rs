@@ -4,7 +4,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Instant;
 
 use super::looks::LOOK_LATEST;
-use super::{Departure, Request, Watcher};
+use super::{Departure, Watcher};
 use crate::driver::{Command, Homeward};
 use crate::error::Error;
 
@@ -54,12 +54,7 @@ impl Watcher {
 
     /// Targets fork and end while their pages come home, and a child's pages come only once it is known what it inherits.
     fn hear_while_releasing(&mut self) {
-        while let Ok(request) = self.requests.try_recv() {
-            match request {
-                Request::Report(report) => self.take_note(report),
-                other => self.postponed.push(other),
-            }
-        }
+        self.hear_reports();
         self.tell_inheritances();
         self.bury_orphans();
     }
