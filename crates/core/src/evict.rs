@@ -188,7 +188,6 @@ impl Pager {
             Bytes::Lost | Bytes::Gone => {
                 self.step(page, Step::ReadLost);
                 self.counters.lost_pages += u64::from(bytes == Bytes::Lost);
-                self.has_lost = true;
             }
         }
     }

@@ -634,7 +634,6 @@ impl Pager {
         let Plan::Fetch { address, page, pages, asked } = plan else { unreachable!("only fetches fail in the store") };
         self.step(page.plus(within), Step::Lose);
         self.counters.lost_pages += 1;
-        self.has_lost = true;
         (within + 1..pages).for_each(|i| self.step(page.plus(i), Step::PutBack));
         (within > 0 || asked > 0).then_some(Plan::Fetch { address, page, pages: within, asked })
     }
@@ -649,7 +648,6 @@ impl Pager {
     pub fn lost(&mut self, page: PageIndex) {
         self.step(page, Step::Lose);
         self.counters.lost_pages += 1;
-        self.has_lost = true;
     }
 
     /// A page that was on its way stays in the store for now.
@@ -708,6 +706,7 @@ impl Pager {
             stepped.unwrap_or_else(|illegal: Illegal| panic!("page {page:?}: {illegal:?}"));
         self.free_buffers.extend(buffer);
         self.released.extend(handle);
+        self.has_lost |= after == State::Lost;
         if before != after && self.replacement.is_told() {
             self.tell(page, before, after, how);
         }

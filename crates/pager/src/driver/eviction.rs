@@ -165,10 +165,11 @@ impl Driver {
     }
 
     pub(super) fn drop_staged(&mut self) {
-        for target in self.targets.iter_mut().flatten() {
-            if target.staged && target.may_capture() {
+        for at in 0..self.targets.len() {
+            let ready = |target: &&mut Target| target.staged && target.may_capture();
+            if let Some(target) = self.targets[at].as_mut().filter(ready) {
                 target.drop_staged();
-                self.shared.errands_begun.fetch_add(1, Relaxed);
+                self.errand_begins();
             }
         }
     }
