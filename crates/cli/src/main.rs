@@ -5,6 +5,7 @@
 
 mod advise;
 mod attach;
+mod bench;
 mod control;
 mod detach;
 mod doctor;
@@ -90,6 +91,9 @@ enum Command {
     Advise(advise::Args),
     /// Examine this machine: what is missing, what it costs, what mends it
     Doctor(doctor::Args),
+    /// Touch memory in a known order, verify it, and say what an access cost: what `bench` measures with
+    #[command(hide = true)]
+    BenchWalk(bench::walk::Args),
     #[command(name = "__pager", hide = true)]
     Pager(pager_process::Args),
 }
@@ -117,6 +121,7 @@ fn perform(command: &Command) -> Result<u8, Failure> {
         Command::Sim(args) => sim::sim(args),
         Command::Advise(args) => advise::advise(args),
         Command::Doctor(args) => doctor::doctor(args),
+        Command::BenchWalk(args) => bench::walk::walk(args),
         Command::Pager(args) => pager_process::serve(args),
     }
 }

@@ -1,0 +1,6 @@
+//! `spillway bench`
+mod content;
+mod figures;
+mod order;
+mod sys;
+pub(crate) mod walk;
