@@ -89,6 +89,8 @@ enum Command {
     Sim(sim::Args),
     /// Say how much local memory a program needs
     Advise(advise::Args),
+    /// Compare native speed, the kernel's swap and Spillway on this machine
+    Bench(bench::Args),
     /// Examine this machine: what is missing, what it costs, what mends it
     Doctor(doctor::Args),
     /// Touch memory in a known order, verify it, and say what an access cost: what `bench` measures with
@@ -121,6 +123,7 @@ fn perform(command: &Command) -> Result<u8, Failure> {
         Command::Sim(args) => sim::sim(args),
         Command::Advise(args) => advise::advise(args),
         Command::Doctor(args) => doctor::doctor(args),
+        Command::Bench(args) => bench::bench(args),
         Command::BenchWalk(args) => bench::walk::walk(args),
         Command::Pager(args) => pager_process::serve(args),
     }

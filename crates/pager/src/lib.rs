@@ -21,7 +21,7 @@ mod target;
 mod watchdog;
 mod watcher;
 
-pub use doctor::{Check, doctor};
+pub use doctor::{Check, doctor, usable};
 pub use error::Error;
 pub use handle::Pager;
 pub use recording::{Recording, Windows};

@@ -44,7 +44,14 @@ pub(super) struct Chooser<'a> {
 
 impl<'a> Chooser<'a> {
     /// For thread `number` of `threads`, each of which makes so many accesses.
-    pub(super) fn new(order: Order, zipf: &'a Zipf, pages: usize, accesses: u64, number: usize, threads: usize) -> Self {
+    pub(super) fn new(
+        order: Order,
+        zipf: &'a Zipf,
+        pages: usize,
+        accesses: u64,
+        number: usize,
+        threads: usize,
+    ) -> Self {
         let seed = mix(number as u64 + 1);
         Self { order, pages, accesses, zipf, offset: number * pages / threads.max(1), state: seed, seed }
     }

@@ -96,7 +96,7 @@ fn measure(args: &Args, pages: &Pages) -> Figures {
         };
         let started: Vec<_> = (0..args.threads).map(start).collect();
         let ended = started.into_iter().map(|thread| thread.join().unwrap_or_else(|p| std::panic::resume_unwind(p)));
-        ended.fold(Walked::new(), Walked::and)
+        ended.fold(Walked::new(), |all, one| all.and(&one))
     });
     let accesses_s = began.elapsed().as_secs_f64();
 
@@ -146,7 +146,7 @@ impl Walked {
         Self { times: super::figures::histogram(), sum_ns: 0, largest_ns: 0, writes: 0, wrong: 0 }
     }
 
-    fn and(mut self, other: Self) -> Self {
+    fn and(mut self, other: &Self) -> Self {
         // Both have the same bounds.
         let _ = self.times.add(&other.times);
         self.sum_ns += other.sum_ns;

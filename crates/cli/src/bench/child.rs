@@ -1,0 +1,178 @@
+//! Programs that a comparison starts.
+//!
+//! Invariants: signals are blocked in us and arrive where we wait, so nothing is left half-way; whatever was started ends with
+//! its [`Child`], and the kernel kills it should we be killed. A program gets the signal mask that we were given.
+
+use crate::failure::Failure;
+use crate::sys::{self, Change, Inherited};
+use std::io::{Read, Write};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long a program may take to end when it is asked to.
+const GRACE: Duration = Duration::from_secs(5);
+/// Between looks at what tells no signal.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Why a comparison does not go on.
+#[derive(Debug)]
+pub(super) enum Stop {
+    /// Somebody wants us to end.
+    Signal(i32),
+    /// A step failed; the text says how.
+    Failed(String),
+}
+
+impl Stop {
+    /// A step failed.
+    pub(super) fn failed(text: impl Into<String>) -> Self {
+        Self::Failed(text.into())
+    }
+}
+
+impl From<Stop> for Failure {
+    fn from(stop: Stop) -> Self {
+        match stop {
+            Stop::Signal(number) => {
+                let status = u8::try_from(128 + number).unwrap_or(crate::failure::FAILED);
+                Self::new(status, "bench: ended by a signal; what it had set up is undone")
+            }
+            Stop::Failed(text) => Self::new(crate::failure::FAILED, format!("bench: {text}")),
+        }
+    }
+}
+
+/// Waits for the next signal, no longer than `limit`; one that wants us to end is an error.
+pub(super) fn heed(limit: Duration) -> Result<(), Stop> {
+    match sys::next_signal(Some(limit)).map(|caught| caught.number) {
+        Some(number @ (libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT)) => Err(Stop::Signal(number)),
+        Some(number @ (libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU)) => {
+            sys::stop_self(number);
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A program that runs, with its streams.
+pub(super) struct Child {
+    inner: std::process::Child,
+    pid: i32,
+    name: String,
+    ended: Option<ExitStatus>,
+}
+
+/// How a program ended.
+pub(super) struct Ended {
+    pub(super) status: ExitStatus,
+    pub(super) out: String,
+    pub(super) err: String,
+}
+
+impl Child {
+    /// Starts a program. It must say less than a pipe holds.
+    pub(super) fn start(mut command: Command, inherited: Inherited) -> Result<Self, Stop> {
+        let name = command.get_program().to_string_lossy().into_owned();
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        sys::prepare_target(&mut command, inherited);
+        let inner = command.spawn().map_err(|error| Stop::failed(format!("{name}: {}", crate::say::error(&error))))?;
+        let pid = i32::try_from(inner.id()).unwrap_or(0);
+        Ok(Self { inner, pid, name, ended: None })
+    }
+
+    /// Its process.
+    pub(super) fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Gives it a line to read. One that has ended does not read it.
+    pub(super) fn say_go(&mut self) {
+        if let Some(mut stdin) = self.inner.stdin.take() {
+            let _ = stdin.write_all(b"\n");
+        }
+    }
+
+    /// A program that serves: waits until `ready` has an answer.
+    pub(super) fn await_ready<T>(
+        &mut self,
+        limit: Duration,
+        mut ready: impl FnMut(&mut Self) -> Option<T>,
+    ) -> Result<T, Stop> {
+        let until = Instant::now() + limit;
+        loop {
+            if let Some(answer) = ready(self) {
+                return Ok(answer);
+            }
+            if self.has_ended() || Instant::now() > until {
+                let last_words = self.last_words();
+                return Err(Stop::failed(format!("{} did not start{last_words}", self.name)));
+            }
+            heed(Duration::from_millis(5))?;
+        }
+    }
+
+    /// One line of what it says on standard error, up to its end.
+    pub(super) fn hear_line(&mut self) -> String {
+        let (mut line, mut byte) = (Vec::new(), [0]);
+        if let Some(stderr) = self.inner.stderr.as_mut() {
+            while stderr.read(&mut byte).is_ok_and(|read| read == 1) && byte != *b"\n" {
+                line.push(byte[0]);
+            }
+        }
+        String::from_utf8_lossy(&line).into_owned()
+    }
+
+    /// Waits for its end. One that takes longer than `limit` is ended.
+    pub(super) fn finish(mut self, limit: Duration) -> Result<Ended, Stop> {
+        let until = Instant::now() + limit;
+        while !self.has_ended() {
+            if Instant::now() > until {
+                return Err(Stop::failed(format!("{} took longer than {} s", self.name, limit.as_secs())));
+            }
+            heed(TICK)?;
+        }
+        let (mut out, mut err) = (String::new(), String::new());
+        if let (Some(stdout), Some(stderr)) = (self.inner.stdout.as_mut(), self.inner.stderr.as_mut()) {
+            let read = stdout.read_to_string(&mut out).and_then(|_| stderr.read_to_string(&mut err));
+            read.map_err(|error| Stop::failed(format!("{} said nothing readable: {error}", self.name)))?;
+        }
+        let status = self.ended.ok_or_else(|| Stop::failed("it has not ended"))?;
+        Ok(Ended { status, out, err })
+    }
+
+    fn has_ended(&mut self) -> bool {
+        while let (None, Some(change)) = (self.ended, sys::child_change(self.pid)) {
+            if let Change::Ended(status) = change {
+                self.ended = Some(status);
+            }
+        }
+        self.ended.is_some()
+    }
+
+    fn last_words(&mut self) -> String {
+        let mut text = String::new();
+        match (self.ended, self.inner.stderr.as_mut()) {
+            (Some(status), Some(stderr)) => {
+                let _ = stderr.read_to_string(&mut text);
+                format!(" ({status}): {}", text.trim())
+            }
+            _ => " in time".into(),
+        }
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        for signal in [libc::SIGTERM, libc::SIGKILL] {
+            let until = Instant::now() + GRACE;
+            while !self.has_ended() {
+                sys::send(self.pid, signal);
+                if Instant::now() > until {
+                    break;
+                }
+                // Further wishes to end us change nothing: that is what we are doing.
+                let _ = sys::next_signal(Some(TICK));
+            }
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Results as one page that needs nothing else: no script, no style sheet, no picture from elsewhere.
+
+use super::charts::Chart;
+use super::machine::Machine;
+use super::modes::Mode;
+use super::results::{Compared, Results, SHOWN};
+use super::table::{number, spread};
+use std::fmt::Write;
+
+const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:76em;margin:2em auto;padding:0 1em;color:#222}\
+table{border-collapse:collapse;margin:.6em 0 1.6em;font-size:13px}td,th{padding:.25em .7em;border-bottom:1px solid #ddd;\
+text-align:right;white-space:nowrap}td:first-child,th:first-child{text-align:left}.ours{background:#f2f8ff}small{color:#777}\
+figure{display:inline-block;margin:.5em 1em 1em 0;vertical-align:top}figcaption{font-weight:600}svg{max-width:100%;height:auto}\
+.bad{color:#b00020;font-weight:600}";
+
+/// The page.
+pub(super) fn page(results: &Results, charts: &[Chart], machine: &Machine) -> String {
+    let mut html = format!(
+        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>spillway bench</title><style>{STYLE}</style></head>\
+         <body>\n<h1>What Spillway costs and gives on this machine</h1>\n<p>{}</p>\n",
+        escape(&machine.line())
+    );
+    html += &format!(
+        "<p>One program touches {} in a known order and verifies what it reads: with all of its memory local, under the kernel's \
+         swap, and under Spillway, in turn, {} rounds. Medians; between which values the rounds were stands below in small. \
+         Microseconds but for accesses per second. A ratio is of two runs of one round.</p>\n",
+        escape(&machine.size),
+        results.rounds(),
+    );
+    let wrong = results.wrong();
+    let class = if wrong > 0 { " class=\"bad\"" } else { "" };
+    let _ = writeln!(html, "<p{class}>Words and pages that came back wrong: {wrong}.</p>");
+    if results.killed() > 0 {
+        let _ = writeln!(
+            html,
+            "<p>Runs that the kernel killed under its own limit, and that began again: {}.</p>",
+            results.killed()
+        );
+    }
+    if !results.remarks.is_empty() {
+        html += "<ul>";
+        results.remarks.iter().for_each(|remark| html += &format!("<li>{}</li>", escape(remark)));
+        html += "</ul>\n";
+    }
+    results.cases.iter().for_each(|case| html += &table(case));
+    for Chart { heading, svg } in charts {
+        let _ = writeln!(html, "<figure><figcaption>{}</figcaption>{svg}</figure>", escape(heading));
+    }
+    html + "</body></html>\n"
+}
+
+fn table(case: &Compared) -> String {
+    let yardsticks: Vec<Mode> =
+        [Mode::Native, Mode::Zram, Mode::Base].into_iter().filter(|mode| case.modes.contains_key(mode)).collect();
+    let mut html = format!("<h2>{}</h2>\n<table><tr><th></th>", escape(&case.case.title()));
+    SHOWN.iter().for_each(|(_, heading, _)| html += &format!("<th>{heading}</th>"));
+    yardsticks.iter().for_each(|mode| html += &format!("<th>mean to {}</th>", mode.title()));
+    html += "</tr>\n";
+    for (mode, runs) in &case.modes {
+        let class = if mode.is_kernel() || *mode == Mode::Native { "" } else { " class=\"ours\"" };
+        html += &format!("<tr{class}><td>{}</td>", mode.title());
+        for (_, _, figure) in SHOWN {
+            let cell = runs.median(figure).map_or("-".into(), |of| {
+                format!("{}<br><small>{}..{}</small>", number(of.median), number(of.min), number(of.max))
+            });
+            html += &format!("<td>{cell}</td>");
+        }
+        for other in &yardsticks {
+            let to = case.modes.get(other).filter(|_| other != mode);
+            let cell = to.and_then(|to| runs.ratio(to, |of| of.mean_us)).map_or(String::new(), spread);
+            html += &format!("<td>{cell}</td>");
+        }
+        html += "</tr>\n";
+    }
+    html + "</table>\n"
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{charts, results::tests::results};
+    use super::*;
+
+    #[test]
+    fn the_page_needs_nothing_else() {
+        let mut results = results();
+        results.remarks.push("kernel swap: <no> \"zram\"".into());
+        let page = page(&results, &charts::all(&results).expect("drawn"), &Machine::examine(64 << 20));
+        let foreign = page.replace("http://www.w3.org/2000/svg", "");
+        for link in ["http:", "https:", "//", "src=", "href=", "url(", "@import", "<script", "<link", "<iframe"] {
+            assert!(!foreign.contains(link), "{link}");
+        }
+        assert!(page.contains("&lt;no&gt; &quot;zram&quot;") && page.contains("4.00 (3.00..5.00)"), "{page}");
+        assert_eq!(page.matches("<svg").count(), 1);
+    }
+}

@@ -1,0 +1,47 @@
+//! On what a comparison ran.
+
+use serde::Serialize;
+use spillway_core::size::Bytes;
+use std::fs;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// A machine, and what ran on it.
+#[derive(Serialize)]
+pub(super) struct Machine {
+    cpu: String,
+    cpus: usize,
+    kernel: String,
+    memory: String,
+    spillway: &'static str,
+    /// How much memory a workload touches.
+    pub(super) size: String,
+    /// Seconds since 1970.
+    at_unix_s: u64,
+}
+
+impl Machine {
+    /// This one.
+    pub(super) fn examine(size: u64) -> Self {
+        let after = |file: &str, name: &str| {
+            let text = fs::read_to_string(file).unwrap_or_default();
+            let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_default().to_owned();
+            line.split_once(':').map_or(String::new(), |(_, value)| value.trim().to_owned())
+        };
+        let kib = after("/proc/meminfo", "MemTotal").trim_end_matches(" kB").parse::<u64>().unwrap_or(0);
+        Self {
+            cpu: after("/proc/cpuinfo", "model name"),
+            cpus: std::thread::available_parallelism().map_or(1, usize::from),
+            kernel: fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned(),
+            memory: Bytes(kib << 10).to_string(),
+            spillway: env!("CARGO_PKG_VERSION"),
+            size: Bytes(size).to_string(),
+            at_unix_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+        }
+    }
+
+    /// In one line.
+    pub(super) fn line(&self) -> String {
+        let Self { cpu, cpus, kernel, memory, spillway, .. } = self;
+        format!("{cpu}, {cpus} CPUs, {memory}, Linux {kernel}, spillway {spillway}")
+    }
+}

@@ -1,0 +1,249 @@
+//! Where the workload's memory may be: all local, in the kernel's swap, or under Spillway with some pool.
+//!
+//! Invariant: a mode gives the workload the same budget as any other, and undoes what it set up before the next one begins.
+
+use super::child::{Child, Ended, Stop};
+use super::figures::Figures;
+use super::kernel::{Cgroup, Hierarchy, Swap, SwapFile, mkswap_lacks, zram_lacks};
+use super::plan::Work;
+use crate::sys::{self, Inherited};
+use crate::{pool, say};
+use std::ffi::OsString;
+use std::fmt::Display;
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// Longest time for one run, before it counts as hung.
+const RUN_LONGEST: Duration = Duration::from_secs(180);
+/// Longest time that a server may take to start.
+const START_LONGEST: Duration = Duration::from_secs(10);
+/// Under a cgroup's limit the kernel sometimes kills with swap still free: such runs are repeated this often, and counted.
+const TRIES: u32 = 5;
+/// What a pool or swap needs beyond the workload's own memory: its program, page tables, stacks.
+const BESIDES_BYTES: u64 = 64 << 20;
+
+/// A mode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Mode {
+    /// All memory local: what nothing can beat
+    Native,
+    /// The kernel's swap to compressed memory (zram, lz4)
+    Zram,
+    /// The kernel's swap to a file
+    File,
+    /// Spillway with its embedded pool
+    Local,
+    /// Spillway with a memory server of its own on this host, over TCP
+    Tcp,
+    /// Spillway with memcached on this host
+    Memcached,
+    /// Another build of Spillway, with its embedded pool (--against)
+    #[value(skip)]
+    Base,
+}
+
+impl Mode {
+    /// What is compared unless something else is asked for.
+    pub(super) const ALL: [Self; 6] = [Self::Native, Self::Zram, Self::File, Self::Local, Self::Tcp, Self::Memcached];
+
+    /// As people read it.
+    pub(super) fn title(self) -> &'static str {
+        match self {
+            Self::Native => "native",
+            Self::Zram => "kernel swap, zram",
+            Self::File => "kernel swap, file",
+            Self::Local => "spillway",
+            Self::Tcp => "spillway, tcp",
+            Self::Memcached => "spillway, memcached",
+            Self::Base => "base build",
+        }
+    }
+
+    /// Whether it is the kernel's swap: what fails there says something about it, not about us.
+    pub(super) fn is_kernel(self) -> bool {
+        matches!(self, Self::Zram | Self::File)
+    }
+}
+
+/// A run that ended well, and how often it had to begin again.
+pub(super) struct Run {
+    pub(super) figures: Figures,
+    pub(super) killed: u32,
+}
+
+/// What all runs share.
+pub(super) struct Bench {
+    /// This program, which is also the workload.
+    ours: PathBuf,
+    /// Another build.
+    base: Option<PathBuf>,
+    inherited: Inherited,
+    groups: Option<Hierarchy>,
+    swap_file: Option<SwapFile>,
+    spoil: bool,
+}
+
+impl Bench {
+    /// Signals must be blocked already.
+    pub(super) fn new(ours: PathBuf, base: Option<PathBuf>, inherited: Inherited, spoil: bool) -> Self {
+        Self { ours, base, inherited, groups: None, swap_file: None, spoil }
+    }
+
+    /// Readies a mode. What it says is why it cannot run here.
+    pub(super) fn prepare(&mut self, mode: Mode, size: u64, swap_directory: &Path) -> Result<(), String> {
+        let root = || if sys::effective_uid() == 0 { Ok(()) } else { Err("it needs root".to_owned()) };
+        match mode {
+            Mode::Native => Ok(()),
+            Mode::Zram => {
+                root()?;
+                zram_lacks().map_or(Ok(()), Err)?;
+                self.find_groups()
+            }
+            Mode::File => {
+                root()?;
+                mkswap_lacks().map_or(Ok(()), Err)?;
+                self.find_groups()?;
+                let place = swap_directory.display();
+                let why =
+                    |error| format!("no swap file in {place}: {}; --swap-dir names another place", say::error(&error));
+                let file = SwapFile::make(swap_directory, size + BESIDES_BYTES).map_err(why)?;
+                Swap::on_file(&file).map_err(why)?;
+                self.swap_file = Some(file);
+                Ok(())
+            }
+            Mode::Memcached if !installed("memcached") => Err("`memcached` is not installed".into()),
+            Mode::Local | Mode::Tcp | Mode::Memcached | Mode::Base => pages_can_be_moved(),
+        }
+    }
+
+    fn find_groups(&mut self) -> Result<(), String> {
+        self.groups = Hierarchy::find(Path::new("/sys/fs/cgroup"));
+        self.groups.as_ref().map(drop).ok_or_else(|| "there is no memory cgroup, of version 1 or 2".into())
+    }
+
+    /// Runs the workload once.
+    pub(super) fn run(&self, mode: Mode, work: &Work) -> Result<Run, Stop> {
+        let mut killed = 0;
+        loop {
+            let ended = self.run_once(mode, work)?;
+            if let Some(figures) = figures(&ended) {
+                return Ok(Run { figures, killed });
+            }
+            if !mode.is_kernel() || ended.status.signal() != Some(libc::SIGKILL) || killed + 1 == TRIES {
+                return Err(Stop::failed(why(mode, &ended)));
+            }
+            killed += 1;
+        }
+    }
+
+    fn run_once(&self, mode: Mode, work: &Work) -> Result<Ended, Stop> {
+        match mode {
+            Mode::Native => self.finish(self.start(self.workload(work, &[]))?),
+            Mode::Zram | Mode::File => self.under_kernel(mode, work),
+            Mode::Local | Mode::Base => self.under_spillway(mode, work, pool::DEFAULT),
+            Mode::Tcp => {
+                let (_server, url) = self.serve(work)?;
+                self.under_spillway(mode, work, &url)
+            }
+            Mode::Memcached => {
+                let (_server, url) = self.memcached(work)?;
+                self.under_spillway(mode, work, &url)
+            }
+        }
+    }
+
+    fn under_kernel(&self, mode: Mode, work: &Work) -> Result<Ended, Stop> {
+        let broken = |error| Stop::failed(format!("{}: {}", mode.title(), say::error(&error)));
+        let groups = self.groups.as_ref().ok_or_else(|| Stop::failed("no cgroup"))?;
+        let swap = match &self.swap_file {
+            Some(file) if mode == Mode::File => Swap::on_file(file),
+            _ => Swap::on_zram(work.size + BESIDES_BYTES),
+        };
+        // It stays on until the program and its cgroup have ended.
+        let _swap = swap.map_err(broken)?;
+        let group = Cgroup::make(groups, work.local).map_err(broken)?;
+        let child = self.start(self.workload(work, &[]))?;
+        group.enter(child.pid()).map_err(broken)?;
+        self.finish(child)
+    }
+
+    fn under_spillway(&self, mode: Mode, work: &Work, pool: &str) -> Result<Ended, Stop> {
+        let spillway = if mode == Mode::Base { self.base.as_deref() } else { None }.unwrap_or(&self.ours);
+        let local = work.local.to_string();
+        let before = [spillway.as_os_str(), "run".as_ref(), "-q".as_ref(), "--local".as_ref(), local.as_ref()];
+        let before: Vec<OsString> = before.into_iter().map(OsString::from).collect();
+        let pool: [OsString; 3] = ["--pool".into(), pool.into(), "--".into()];
+        self.finish(self.start(self.workload(work, &[before, pool.into()].concat()))?)
+    }
+
+    /// The workload, with words before it.
+    fn workload(&self, work: &Work, before: &[OsString]) -> Command {
+        let mut words = before.to_vec();
+        words.extend([self.ours.clone().into_os_string(), "bench-walk".into(), "--wait".into()]);
+        words.extend(work.words().into_iter().map(OsString::from));
+        words.extend(self.spoil.then(|| "--spoil".into()));
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]);
+        command
+    }
+
+    fn start(&self, command: Command) -> Result<Child, Stop> {
+        Child::start(command, self.inherited)
+    }
+
+    fn finish(&self, mut child: Child) -> Result<Ended, Stop> {
+        child.say_go();
+        child.finish(RUN_LONGEST)
+    }
+
+    fn serve(&self, work: &Work) -> Result<(Child, String), Stop> {
+        let mut command = Command::new(&self.ours);
+        let memory = (2 * work.size + BESIDES_BYTES).to_string();
+        command.args(["serve", "--listen", "127.0.0.1:0", "--memory", &memory]);
+        let mut server = self.start(command)?;
+        let address = server.await_ready(START_LONGEST, |server| {
+            let line = server.hear_line();
+            line.split_once(" on ").and_then(|(_, rest)| rest.split_once(';')).map(|(address, _)| address.to_owned())
+        })?;
+        Ok((server, format!("tcp://{address}")))
+    }
+
+    fn memcached(&self, work: &Work) -> Result<(Child, String), Stop> {
+        // It cannot be asked for a port that is free: one that was a moment ago.
+        let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+        let address = free.map_err(|error| Stop::failed(format!("no free port: {}", say::error(&error))))?;
+        let mut command = Command::new("memcached");
+        let memory = ((2 * (work.size + BESIDES_BYTES)) >> 20).to_string();
+        command.args(["-M", "-l", "127.0.0.1", "-U", "0", "-t", "1", "-m", &memory, "-p", &address.port().to_string()]);
+        if sys::effective_uid() == 0 {
+            command.args(["-u", "root"]);
+        }
+        let mut server = self.start(command)?;
+        server.await_ready(START_LONGEST, |_| TcpStream::connect(address).ok())?;
+        Ok((server, format!("memcached://{address}")))
+    }
+}
+
+fn installed(program: &str) -> bool {
+    let mut asked = Command::new(program);
+    asked.arg("-V").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    asked.status().is_ok_and(|status| status.success())
+}
+
+fn pages_can_be_moved() -> Result<(), String> {
+    spillway_pager::usable().map_err(|error| say::plain(&error.to_string()))
+}
+
+/// What a workload said, if it came to its end.
+fn figures(of: &Ended) -> Option<Figures> {
+    of.out.lines().rev().find_map(|line| serde_json::from_str(line).ok())
+}
+
+fn why(mode: Mode, ended: &Ended) -> String {
+    let last: &dyn Display = &ended.err.lines().last().unwrap_or_default();
+    format!("{}: no result: {}: {last}", mode.title(), ended.status)
+}

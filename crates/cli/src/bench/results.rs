@@ -1,0 +1,244 @@
+//! What a comparison found: every run, and what follows from them.
+//!
+//! Invariant: a ratio is of two runs of one round, so that what slows the machine for a while slows both.
+
+use super::figures::{self, Figures};
+use super::machine::Machine;
+use super::modes::{Mode, Run};
+use super::plan::Case;
+use hdrhistogram::Histogram;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// A figure of a run.
+pub(super) type Figure = fn(&Figures) -> f64;
+
+/// What is shown: its name in JSON, its heading, and whether more of it is better.
+pub(super) const SHOWN: [(&str, &str, Figure); 8] = [
+    ("first_touch_us", "first touch", |of| of.first_touch_us),
+    ("mean_us", "mean", |of| of.mean_us),
+    ("p50_us", "p50", |of| of.p50_us),
+    ("p99_us", "p99", |of| of.p99_us),
+    ("p999_us", "p99.9", |of| of.p999_us),
+    ("max_us", "max", |of| of.max_us),
+    ("accesses_per_s", "accesses/s", |of| of.accesses_per_s),
+    ("scan_us", "scan", |of| of.scan_us),
+];
+
+/// The median of some figures, and between which they were.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(super) struct Median {
+    pub(super) median: f64,
+    pub(super) min: f64,
+    pub(super) max: f64,
+}
+
+impl Median {
+    /// `None` of nothing.
+    pub(super) fn of(mut figures: Vec<f64>) -> Option<Self> {
+        figures.sort_by(f64::total_cmp);
+        let (&min, &max) = (figures.first()?, figures.last()?);
+        let (low, high) = (figures[(figures.len() - 1) / 2], figures[figures.len() / 2]);
+        Some(Self { median: f64::midpoint(low, high), min, max })
+    }
+}
+
+/// All runs of one mode in one case.
+#[derive(Default)]
+pub(super) struct Runs {
+    /// By round; none where the run failed.
+    rounds: Vec<Option<Figures>>,
+    /// How often the kernel killed the workload under its limit, and it began again.
+    pub(super) killed: u32,
+}
+
+impl Runs {
+    /// Those that ended well.
+    pub(super) fn done(&self) -> impl Iterator<Item = &Figures> {
+        self.rounds.iter().flatten()
+    }
+
+    /// A figure over all rounds.
+    pub(super) fn median(&self, figure: Figure) -> Option<Median> {
+        Median::of(self.done().map(figure).collect())
+    }
+
+    /// As a ratio to another mode's.
+    pub(super) fn ratio(&self, to: &Self, figure: Figure) -> Option<Median> {
+        let both = self.rounds.iter().zip(&to.rounds).filter_map(|(ours, theirs)| {
+            let (ours, theirs) = (figure(ours.as_ref()?), figure(theirs.as_ref()?));
+            (theirs > 0.0).then(|| ours / theirs)
+        });
+        Median::of(both.collect())
+    }
+
+    /// The latencies of all rounds together.
+    pub(super) fn latencies(&self) -> Histogram<u64> {
+        let mut all = figures::histogram();
+        for (ns, count) in self.done().flat_map(|figures| &figures.histogram_ns) {
+            all.saturating_record_n(*ns, *count);
+        }
+        all
+    }
+}
+
+/// A case and its runs, by mode.
+pub(super) struct Compared {
+    pub(super) case: Case,
+    pub(super) modes: BTreeMap<Mode, Runs>,
+}
+
+/// Everything that was found.
+pub(super) struct Results {
+    pub(super) cases: Vec<Compared>,
+    /// What the reader must know: what could not run and why, what went wrong.
+    pub(super) remarks: Vec<String>,
+    /// Runs of ours that failed.
+    pub(super) failures: u32,
+}
+
+impl Results {
+    /// Nothing so far.
+    pub(super) fn new(cases: &[Case]) -> Self {
+        let empty = |&case: &Case| Compared { case, modes: BTreeMap::new() };
+        Self { cases: cases.iter().map(empty).collect(), remarks: Vec::new(), failures: 0 }
+    }
+
+    /// Adds a run of a case.
+    pub(super) fn add(&mut self, case: usize, mode: Mode, run: Result<Run, String>) {
+        let compared = &mut self.cases[case];
+        let runs = compared.modes.entry(mode).or_default();
+        match run {
+            Ok(Run { figures, killed }) => {
+                runs.killed += killed;
+                runs.rounds.push(Some(figures));
+            }
+            Err(why) => {
+                runs.rounds.push(None);
+                self.failures += u32::from(!mode.is_kernel());
+                self.remarks.push(format!("{}: {why}", compared.case.title()));
+            }
+        }
+    }
+
+    /// How many rounds were begun.
+    pub(super) fn rounds(&self) -> usize {
+        self.cases.iter().flat_map(|of| of.modes.values()).map(|runs| runs.rounds.len()).max().unwrap_or(0)
+    }
+
+    fn runs(&self) -> impl Iterator<Item = &Runs> {
+        self.cases.iter().flat_map(|of| of.modes.values())
+    }
+
+    /// Words and pages that were not what they had to be, in all runs.
+    pub(super) fn wrong(&self) -> u64 {
+        self.runs().flat_map(Runs::done).map(|figures| figures.wrong).sum()
+    }
+
+    /// How often the kernel killed the workload.
+    pub(super) fn killed(&self) -> u32 {
+        self.runs().map(|runs| runs.killed).sum()
+    }
+
+    /// For programs: all of it.
+    pub(super) fn json(&self, machine: &Machine) -> serde_json::Value {
+        let told = |mode: &Mode, runs: &Runs, all: &BTreeMap<Mode, Runs>| {
+            let medians: BTreeMap<_, _> =
+                SHOWN.iter().filter_map(|&(name, _, figure)| Some((name, runs.median(figure)?))).collect();
+            let ratios: BTreeMap<_, _> = [Mode::Native, Mode::Zram, Mode::Base]
+                .into_iter()
+                .filter(|other| other != mode)
+                .filter_map(|other| {
+                    let to = all.get(&other)?;
+                    let each = SHOWN.iter().filter_map(|&(name, _, figure)| Some((name, runs.ratio(to, figure)?)));
+                    Some((other, each.collect::<BTreeMap<_, _>>()))
+                })
+                .collect();
+            let rounds: Vec<_> = runs.done().collect();
+            serde_json::json!({
+                "mode": mode, "title": mode.title(), "killed": runs.killed, "median": medians, "ratio_to": ratios, "rounds": rounds,
+            })
+        };
+        let cases = self.cases.iter().map(|Compared { case, modes }| {
+            let modes: Vec<_> = modes.iter().map(|(mode, runs)| told(mode, runs, modes)).collect();
+            serde_json::json!({
+                "workload": case.workload(), "order": case.order, "write_percent": case.write_percent, "threads": case.threads,
+                "local_percent": case.local_percent, "modes": modes,
+            })
+        });
+        serde_json::json!({
+            "machine": machine, "rounds": self.rounds(), "wrong": self.wrong(), "killed": self.killed(), "remarks": self.remarks,
+            "cases": cases.collect::<Vec<_>>(),
+        })
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::super::order::Order;
+    use super::*;
+
+    /// A run in which everything took so long.
+    pub(crate) fn figures(us: f64, wrong: u64) -> Figures {
+        Figures {
+            pages: 256,
+            accesses: 10,
+            writes: 0,
+            first_touch_us: us,
+            mean_us: us,
+            p50_us: us,
+            p99_us: us,
+            p999_us: us,
+            max_us: us,
+            accesses_per_s: 1e6 / us,
+            scan_us: us,
+            wrong,
+            histogram_ns: vec![(1000, 9), (20_000, 1)],
+        }
+    }
+
+    /// Two modes, two rounds.
+    pub(crate) fn results() -> Results {
+        let case = Case { order: Order::Zipf, write_percent: 30, threads: 1, local_percent: 50 };
+        let mut results = Results::new(&[case]);
+        for (native, ours) in [(1.0, 3.0), (2.0, 10.0)] {
+            results.add(0, Mode::Native, Ok(Run { figures: figures(native, 0), killed: 0 }));
+            results.add(0, Mode::Local, Ok(Run { figures: figures(ours, 0), killed: 0 }));
+        }
+        results
+    }
+
+    #[test]
+    fn medians_have_a_spread() {
+        assert_eq!(Median::of(vec![]), None);
+        assert_eq!(Median::of(vec![3.0, 1.0, 2.0]), Some(Median { median: 2.0, min: 1.0, max: 3.0 }));
+        assert_eq!(Median::of(vec![4.0, 1.0]), Some(Median { median: 2.5, min: 1.0, max: 4.0 }));
+    }
+
+    #[test]
+    fn ratios_are_of_one_round() {
+        let results = results();
+        let modes = &results.cases[0].modes;
+        let ratio = modes[&Mode::Local].ratio(&modes[&Mode::Native], |of| of.mean_us);
+        assert_eq!(ratio, Some(Median { median: 4.0, min: 3.0, max: 5.0 }));
+        assert_eq!(modes[&Mode::Local].latencies().len(), 20);
+        assert_eq!((results.rounds(), results.wrong(), results.failures), (2, 0, 0));
+        let json = results.json(&Machine::examine(64 << 20));
+        assert_eq!(json["cases"][0]["modes"][1]["ratio_to"]["native"]["mean_us"]["median"], 4.0);
+    }
+
+    #[test]
+    fn what_went_wrong_is_counted() {
+        let mut results = results();
+        results.add(0, Mode::Zram, Ok(Run { figures: figures(1.0, 0), killed: 2 }));
+        results.add(0, Mode::Zram, Err("killed too often".into()));
+        assert_eq!((results.killed(), results.failures), (2, 0));
+        results.add(0, Mode::Local, Ok(Run { figures: figures(1.0, 7), killed: 0 }));
+        results.add(0, Mode::Tcp, Err("no server".into()));
+        assert_eq!((results.wrong(), results.failures), (7, 1));
+        assert_eq!(
+            results.remarks,
+            ["zipf, 30 % writes, 50 % local: killed too often", "zipf, 30 % writes, 50 % local: no server"]
+        );
+    }
+}

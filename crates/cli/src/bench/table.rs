@@ -1,0 +1,88 @@
+//! Results as text for a terminal.
+
+use super::modes::Mode;
+use super::results::{Compared, Median, Results, Runs, SHOWN};
+use std::fmt::Write;
+
+/// How wide the first column is.
+const NAME: usize = 21;
+/// What others are measured against.
+const YARDSTICKS: [Mode; 3] = [Mode::Native, Mode::Zram, Mode::Base];
+
+/// A table for each case; below, what there is to say.
+pub(super) fn text(results: &Results) -> String {
+    let mut text = String::new();
+    results.cases.iter().for_each(|case| text += &one(case));
+    let _ = writeln!(
+        text,
+        "Medians of {} rounds, the modes in turn; microseconds but for accesses/s. Ratios of mean accesses, of one round each, with \
+         their spread.\nWrong bytes: {}.",
+        results.rounds(),
+        if results.wrong() == 0 { "none".into() } else { format!("{} words or pages", results.wrong()) },
+    );
+    if results.killed() > 0 {
+        let _ = writeln!(
+            text,
+            "Runs that the kernel killed under its own limit, and that began again: {}.",
+            results.killed()
+        );
+    }
+    results.remarks.iter().for_each(|remark| text += &format!("{remark}\n"));
+    text
+}
+
+fn one(case: &Compared) -> String {
+    let mut text = format!("{}\n{:NAME$}", case.case.title(), "");
+    SHOWN.iter().for_each(|(_, heading, _)| text += &format!(" {heading:>11}"));
+    let yardsticks = || YARDSTICKS.into_iter().filter(|mode| case.modes.contains_key(mode));
+    yardsticks().for_each(|mode| text += &format!("  {:<20}", format!("to {}", mode.title())));
+    text = text.trim_end().to_owned() + "\n";
+    for (&mode, runs) in &case.modes {
+        text += &format!("{:NAME$}", mode.title());
+        for (_, _, figure) in SHOWN {
+            text += &format!(" {:>11}", runs.median(figure).map_or("-".into(), |of| number(of.median)));
+        }
+        yardsticks().for_each(|other| text += &format!("  {:<20}", ratio(runs, mode, other, case)));
+        text = text.trim_end().to_owned() + "\n";
+    }
+    text + "\n"
+}
+
+/// The mean access as a ratio to another mode's.
+fn ratio(runs: &Runs, mode: Mode, other: Mode, case: &Compared) -> String {
+    let to = case.modes.get(&other).filter(|_| other != mode);
+    to.and_then(|to| runs.ratio(to, |of| of.mean_us)).map_or(String::new(), spread)
+}
+
+/// `1.5 (1.2..1.9)`.
+pub(super) fn spread(of: Median) -> String {
+    format!("{} ({}..{})", number(of.median), number(of.min), number(of.max))
+}
+
+/// Three digits, as far as they say anything.
+pub(super) fn number(of: f64) -> String {
+    match of {
+        _ if of >= 100.0 => format!("{of:.0}"),
+        _ if of >= 10.0 => format!("{of:.1}"),
+        _ => format!("{of:.2}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_and_their_spread_are_shown() {
+        let mut results = super::super::results::tests::results();
+        results.remarks.push("kernel swap, zram: it needs root".into());
+        let text = text(&results);
+        let rows: Vec<&str> = text.lines().collect();
+        assert_eq!(rows[0], "zipf, 30 % writes, 50 % local");
+        assert!(rows[1].contains("p99.9") && rows[1].ends_with("to native"), "{text}");
+        assert!(rows[2].starts_with("native                       1.50        1.50"), "{text}");
+        assert!(rows[3].starts_with("spillway") && rows[3].ends_with("4.00 (3.00..5.00)"), "{text}");
+        assert!(text.contains("Wrong bytes: none.") && text.ends_with("zram: it needs root\n"), "{text}");
+        assert_eq!([number(0.123), number(12.34), number(1234.5)], ["0.12", "12.3", "1234"]);
+    }
+}
