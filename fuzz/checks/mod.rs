@@ -3,6 +3,7 @@
 //! `crates/cli/tests/fuzz_seeds.rs` runs them over the committed seeds, in every `cargo test`.
 
 pub mod cluster_entry;
+pub mod cost;
 pub mod lz4;
 pub mod mappings;
 pub mod memcached_answers;

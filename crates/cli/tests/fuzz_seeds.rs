@@ -29,6 +29,7 @@ fn over_texts(target: &str, check: impl Fn(&str)) {
 fn each_target_is_run_here() {
     let names = [
         "cluster_entry",
+        "cost",
         "lz4",
         "mappings",
         "memcached_answers",
@@ -50,6 +51,11 @@ fn each_target_is_run_here() {
 #[test]
 fn cluster_entry() {
     over_seeds("cluster_entry", checks::cluster_entry::check);
+}
+
+#[test]
+fn cost() {
+    over_texts("cost", checks::cost::check);
 }
 
 #[test]

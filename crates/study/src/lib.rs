@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod advice;
+pub mod cost;
 pub mod curve;
 pub mod error;
 pub mod footprint;

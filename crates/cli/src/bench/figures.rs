@@ -29,6 +29,9 @@ pub(super) struct Figures {
     pub(super) scan_us: f64,
     /// Words and pages that were not what they had to be.
     pub(super) wrong: u64,
+    /// The most that was local at one time, by the pager's count; `bench` adds it where there is a pager.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) local_peak_bytes: Option<u64>,
     /// How many accesses took about so many nanoseconds, to one per cent.
     pub(super) histogram_ns: Vec<(u64, u64)>,
 }

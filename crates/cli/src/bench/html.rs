@@ -22,7 +22,7 @@ pub(super) fn page(results: &Results, charts: &[Chart], machine: &Machine) -> St
     );
     html += &format!(
         "<p>One program touches {} in a known order and verifies what it reads: with all of its memory local, under the kernel's \
-         swap, and under Spillway, in turn, {} rounds. Medians; between which values the rounds were stands below in small. \
+         swap, and under Spillway, in turn. Rounds: {}. Medians; between which values the rounds were stands below in small. \
          Microseconds but for accesses per second. A ratio is of two runs of one round.</p>\n",
         escape(&machine.size),
         results.rounds(),
@@ -54,7 +54,7 @@ fn table(case: &Compared) -> String {
         [Mode::Native, Mode::Zram, Mode::Base].into_iter().filter(|mode| case.modes.contains_key(mode)).collect();
     let mut html = format!("<h2>{}</h2>\n<table><tr><th></th>", escape(&case.case.title()));
     SHOWN.iter().for_each(|(_, heading, _)| html += &format!("<th>{heading}</th>"));
-    yardsticks.iter().for_each(|mode| html += &format!("<th>mean to {}</th>", mode.title()));
+    yardsticks.iter().for_each(|mode| html += &format!("<th>mean to {}</th>", mode.name()));
     html += "</tr>\n";
     for (mode, runs) in &case.modes {
         let class = if mode.is_kernel() || *mode == Mode::Native { "" } else { " class=\"ours\"" };

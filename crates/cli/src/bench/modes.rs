@@ -50,6 +50,11 @@ impl Mode {
     /// What is compared unless something else is asked for.
     pub(super) const ALL: [Self; 6] = [Self::Native, Self::Zram, Self::File, Self::Local, Self::Tcp, Self::Memcached];
 
+    /// In a word.
+    pub(super) fn name(self) -> String {
+        format!("{self:?}").to_lowercase()
+    }
+
     /// As people read it.
     pub(super) fn title(self) -> &'static str {
         match self {
@@ -130,7 +135,8 @@ impl Bench {
         let mut killed = 0;
         loop {
             let ended = self.run_once(mode, work)?;
-            if let Some(figures) = figures(&ended) {
+            if let Some(mut figures) = figures(&ended) {
+                figures.local_peak_bytes = local_peak_bytes(&ended);
                 return Ok(Run { figures, killed });
             }
             if !mode.is_kernel() || ended.status.signal() != Some(libc::SIGKILL) || killed + 1 == TRIES {
@@ -176,7 +182,8 @@ impl Bench {
         let local = work.local.to_string();
         let before = [spillway.as_os_str(), "run".as_ref(), "-q".as_ref(), "--local".as_ref(), local.as_ref()];
         let before: Vec<OsString> = before.into_iter().map(OsString::from).collect();
-        let pool: [OsString; 3] = ["--pool".into(), pool.into(), "--".into()];
+        // Its counters: after all that the workload may have said.
+        let pool: [OsString; 5] = ["--pool", pool, "--stats", "/dev/stderr", "--"].map(OsString::from);
         self.finish(self.start(self.workload(work, &[before, pool.into()].concat()))?)
     }
 
@@ -241,6 +248,12 @@ fn pages_can_be_moved() -> Result<(), String> {
 /// What a workload said, if it came to its end.
 fn figures(of: &Ended) -> Option<Figures> {
     of.out.lines().rev().find_map(|line| serde_json::from_str(line).ok())
+}
+
+/// What a pager's counters say of its budget, if there was one.
+fn local_peak_bytes(of: &Ended) -> Option<u64> {
+    let counters: serde_json::Value = serde_json::from_str(&of.err[of.err.find('{')?..]).ok()?;
+    counters["burst_peak_bytes"].as_u64()
 }
 
 fn why(mode: Mode, ended: &Ended) -> String {

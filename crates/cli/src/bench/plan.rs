@@ -75,7 +75,7 @@ impl Plan {
     /// One that ends within a minute.
     pub(super) fn quick() -> Self {
         let budget = Duration::from_secs(50);
-        Self { cases: QUICK.to_vec(), size: 64 << 20, accesses: 40_000, seconds: 2.0, rounds: (5, 1), budget }
+        Self { cases: QUICK.to_vec(), size: 128 << 20, accesses: 60_000, seconds: 1.5, rounds: (5, 1), budget }
     }
 
     /// One that ends within ten minutes.
@@ -94,16 +94,14 @@ impl Plan {
         done < self.rounds.1 || (done < self.rounds.0 && spent + last < self.budget)
     }
 
-    /// About how long all takes: a guess, before anything was measured. Seconds a mode for 64 MiB and 40,000 accesses on a small
-    /// virtual machine, where a file is the slowest.
+    /// About how long all takes: a guess, before anything was measured. Seconds a mode for 128 MiB on a small virtual machine.
     pub(super) fn guess(&self, modes: &[Mode]) -> Duration {
         let cost = |mode: &Mode| match mode {
-            Mode::Native => 0.2,
-            Mode::Zram => 1.0,
-            Mode::File | Mode::Tcp | Mode::Memcached => 2.0,
-            Mode::Local | Mode::Base => 0.7,
+            Mode::Native => 0.3,
+            Mode::Zram | Mode::Local | Mode::Base => 1.2,
+            Mode::File | Mode::Tcp | Mode::Memcached => 1.8,
         };
-        let size = self.size as f64 / f64::from(64 << 20);
+        let size = self.size as f64 / f64::from(128 << 20);
         let round = modes.iter().map(cost).sum::<f64>() * size * self.cases.len() as f64;
         let rounds = (self.budget.as_secs_f64() / round).floor().clamp(self.rounds.1.into(), self.rounds.0.into());
         Duration::from_secs_f64(round * rounds)
@@ -164,6 +162,6 @@ mod tests {
     fn cases_have_names() {
         assert_eq!(QUICK[2].title(), "zipf, 30 % writes, 25 % local");
         assert_eq!(FULL[9].workload(), "uniform, 2 threads");
-        assert_eq!(Work::of(&Plan::quick(), QUICK[0]).local, 32 << 20);
+        assert_eq!(Work::of(&Plan::quick(), QUICK[0]).local, 64 << 20);
     }
 }

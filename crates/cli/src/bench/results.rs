@@ -10,11 +10,11 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// A figure of a run.
+/// A figure of a run; no number where it has none.
 pub(super) type Figure = fn(&Figures) -> f64;
 
-/// What is shown: its name in JSON, its heading, and whether more of it is better.
-pub(super) const SHOWN: [(&str, &str, Figure); 8] = [
+/// What is shown: its name in JSON, and its heading.
+pub(super) const SHOWN: [(&str, &str, Figure); 9] = [
     ("first_touch_us", "first touch", |of| of.first_touch_us),
     ("mean_us", "mean", |of| of.mean_us),
     ("p50_us", "p50", |of| of.p50_us),
@@ -23,6 +23,9 @@ pub(super) const SHOWN: [(&str, &str, Figure); 8] = [
     ("max_us", "max", |of| of.max_us),
     ("accesses_per_s", "accesses/s", |of| of.accesses_per_s),
     ("scan_us", "scan", |of| of.scan_us),
+    ("local_peak_mib", "peak MiB", |of| {
+        of.local_peak_bytes.map_or(f64::NAN, |bytes| bytes as f64 / f64::from(1 << 20))
+    }),
 ];
 
 /// The median of some figures, and between which they were.
@@ -36,6 +39,7 @@ pub(super) struct Median {
 impl Median {
     /// `None` of nothing.
     pub(super) fn of(mut figures: Vec<f64>) -> Option<Self> {
+        figures.retain(|figure| figure.is_finite());
         figures.sort_by(f64::total_cmp);
         let (&min, &max) = (figures.first()?, figures.last()?);
         let (low, high) = (figures[(figures.len() - 1) / 2], figures[figures.len() / 2]);
@@ -193,6 +197,7 @@ pub(super) mod tests {
             accesses_per_s: 1e6 / us,
             scan_us: us,
             wrong,
+            local_peak_bytes: None,
             histogram_ns: vec![(1000, 9), (20_000, 1)],
         }
     }
@@ -211,7 +216,7 @@ pub(super) mod tests {
     #[test]
     fn medians_have_a_spread() {
         assert_eq!(Median::of(vec![]), None);
-        assert_eq!(Median::of(vec![3.0, 1.0, 2.0]), Some(Median { median: 2.0, min: 1.0, max: 3.0 }));
+        assert_eq!(Median::of(vec![3.0, 1.0, f64::NAN, 2.0]), Some(Median { median: 2.0, min: 1.0, max: 3.0 }));
         assert_eq!(Median::of(vec![4.0, 1.0]), Some(Median { median: 2.5, min: 1.0, max: 4.0 }));
     }
 

@@ -5,7 +5,7 @@ use super::results::{Compared, Median, Results, Runs, SHOWN};
 use std::fmt::Write;
 
 /// How wide the first column is.
-const NAME: usize = 21;
+const NAME: usize = 20;
 /// What others are measured against.
 const YARDSTICKS: [Mode; 3] = [Mode::Native, Mode::Zram, Mode::Base];
 
@@ -15,8 +15,8 @@ pub(super) fn text(results: &Results) -> String {
     results.cases.iter().for_each(|case| text += &one(case));
     let _ = writeln!(
         text,
-        "Medians of {} rounds, the modes in turn; microseconds but for accesses/s. Ratios of mean accesses, of one round each, with \
-         their spread.\nWrong bytes: {}.",
+        "Rounds: {}, the modes in turn; medians, in microseconds but for accesses/s. Ratios of mean accesses, each of one round, \
+         with their spread.\nWrong bytes: {}.",
         results.rounds(),
         if results.wrong() == 0 { "none".into() } else { format!("{} words or pages", results.wrong()) },
     );
@@ -33,16 +33,16 @@ pub(super) fn text(results: &Results) -> String {
 
 fn one(case: &Compared) -> String {
     let mut text = format!("{}\n{:NAME$}", case.case.title(), "");
-    SHOWN.iter().for_each(|(_, heading, _)| text += &format!(" {heading:>11}"));
+    SHOWN.iter().for_each(|(_, heading, _)| text += &format!(" {heading:>10}"));
     let yardsticks = || YARDSTICKS.into_iter().filter(|mode| case.modes.contains_key(mode));
-    yardsticks().for_each(|mode| text += &format!("  {:<20}", format!("to {}", mode.title())));
+    yardsticks().for_each(|mode| text += &format!("  {:<18}", format!("mean to {}", mode.name())));
     text = text.trim_end().to_owned() + "\n";
     for (&mode, runs) in &case.modes {
         text += &format!("{:NAME$}", mode.title());
         for (_, _, figure) in SHOWN {
-            text += &format!(" {:>11}", runs.median(figure).map_or("-".into(), |of| number(of.median)));
+            text += &format!(" {:>10}", runs.median(figure).map_or("-".into(), |of| number(of.median)));
         }
-        yardsticks().for_each(|other| text += &format!("  {:<20}", ratio(runs, mode, other, case)));
+        yardsticks().for_each(|other| text += &format!("  {:<18}", ratio(runs, mode, other, case)));
         text = text.trim_end().to_owned() + "\n";
     }
     text + "\n"
@@ -79,8 +79,8 @@ mod tests {
         let text = text(&results);
         let rows: Vec<&str> = text.lines().collect();
         assert_eq!(rows[0], "zipf, 30 % writes, 50 % local");
-        assert!(rows[1].contains("p99.9") && rows[1].ends_with("to native"), "{text}");
-        assert!(rows[2].starts_with("native                       1.50        1.50"), "{text}");
+        assert!(rows[1].contains("p99.9") && rows[1].ends_with("mean to native"), "{text}");
+        assert!(rows[2].starts_with("native                     1.50       1.50"), "{text}");
         assert!(rows[3].starts_with("spillway") && rows[3].ends_with("4.00 (3.00..5.00)"), "{text}");
         assert!(text.contains("Wrong bytes: none.") && text.ends_with("zram: it needs root\n"), "{text}");
         assert_eq!([number(0.123), number(12.34), number(1234.5)], ["0.12", "12.3", "1234"]);
