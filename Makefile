@@ -8,6 +8,8 @@ help:
 	@echo 'make test     all tests; installs what they need first (end-to-end tests need root)'
 	@echo 'make e2e      the end-to-end tests alone: real programs under the release build'
 	@echo 'make bench    spillway against native speed and the kernel'"'"'s zram swap, in turn (needs root)'
+	@echo 'make bench-ab BASE=REV  this build against that of another revision, in one run (needs root)'
+	@echo 'make bench-apps         applications with 75, 50 and 25 % of their memory; writes docs/bench/RESULTS.md (needs root)'
 	@echo 'make demo     a real program in a quarter of its memory, in about 20 seconds (needs root)'
 	@echo 'make install  the binary into $$(DESTDIR)$$(PREFIX)/bin; PREFIX is $(PREFIX)'
 
@@ -33,10 +35,17 @@ e2e: build
 bench: build
 	bench/run $(ARGS)
 
+bench-ab: build
+	@[ -n '$(BASE)' ] || { echo 'bench-ab: which revision? make bench-ab BASE=HEAD~1' >&2; exit 2; }
+	scripts/bench-ab '$(BASE)' $(ARGS)
+
+bench-apps: build
+	bench/apps --record $(ARGS)
+
 demo: build
 	@scripts/demo
 
 install: build
 	install -D -m 755 target/release/spillway '$(DESTDIR)$(PREFIX)/bin/spillway'
 
-.PHONY: help build check test e2e bench demo install
+.PHONY: help build check test e2e bench bench-ab bench-apps demo install

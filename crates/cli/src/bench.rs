@@ -87,6 +87,7 @@ pub(crate) fn bench(args: &Args) -> Result<u8, Failure> {
     let (modes, remarks) = modes(args, &plan, &mut bench);
     let mut results = Results::new(&plan.cases);
     results.remarks = remarks;
+    results.remarks.extend(machine::busy());
     measure(&bench, &plan, &modes, &mut results)?;
     drop(bench);
     tell(args, &results, &Machine::examine(plan.size), files)?;
@@ -96,7 +97,7 @@ pub(crate) fn bench(args: &Args) -> Result<u8, Failure> {
 fn tell(args: &Args, results: &Results, machine: &Machine, files: Option<Files>) -> Result<(), Failure> {
     let failed = |error: String| Failure::new(FAILED, format!("bench: the results could not be written: {error}"));
     let json = results.json(machine);
-    let json = serde_json::to_string_pretty(&json).map_err(|error| failed(error.to_string()))? + "\n";
+    let json = serde_json::to_string(&json).map_err(|error| failed(error.to_string()))? + "\n";
     let text = if args.json { &json } else { &format!("{}\n\n{}", machine.line(), table::text(results)) };
     say::print(text);
     let Some(files) = files else { return Ok(()) };
@@ -191,9 +192,15 @@ fn modes(args: &Args, plan: &Plan, bench: &mut Bench) -> (Vec<Mode>, Vec<String>
 fn measure(bench: &Bench, plan: &Plan, modes: &[Mode], results: &mut Results) -> Result<(), Failure> {
     let (began, mut last, mut done) = (Instant::now(), Duration::ZERO, 0);
     let mut progress = Progress::new(plan.guess(modes));
-    while plan.goes_on(done, began.elapsed(), last) {
+    'rounds: while plan.goes_on(done, began.elapsed(), last) {
         let round = Instant::now();
         for (number, &case) in plan.cases.iter().enumerate() {
+            if began.elapsed() > plan.budget {
+                let said =
+                    format!("this machine was slower than expected: round {} ended before {}", done + 1, case.title());
+                results.remarks.push(said);
+                break 'rounds;
+            }
             let work = Work::of(plan, case);
             // Whoever is first finds colder caches: the order changes from round to round.
             let turn = done as usize % modes.len();
@@ -212,6 +219,7 @@ fn measure(bench: &Bench, plan: &Plan, modes: &[Mode], results: &mut Results) ->
             progress.note(&format!("round {done} took {} s; it goes on", last.as_secs()));
         }
     }
+    results.cases.retain(|case| !case.modes.is_empty());
     Ok(())
 }
 

@@ -5,6 +5,16 @@ use spillway_core::size::Bytes;
 use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+/// What to say when others keep this machine busy: how much they run now, in CPUs.
+pub(super) fn busy() -> Option<String> {
+    let load: f64 = fs::read_to_string("/proc/loadavg").ok()?.split(' ').next()?.parse().ok()?;
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let free = cpus as f64 - load;
+    (free < 1.0).then(|| {
+        format!("others kept this machine busy when it began (load {load} on {cpus} CPUs): the figures say little")
+    })
+}
+
 /// A machine, and what ran on it.
 #[derive(Serialize)]
 pub(super) struct Machine {

@@ -45,6 +45,17 @@ fn one(case: &Compared) -> String {
         yardsticks().for_each(|other| text += &format!("  {:<18}", ratio(runs, mode, other, case)));
         text = text.trim_end().to_owned() + "\n";
     }
+    if let (Some(ours), Some(base)) = (case.modes.get(&Mode::Local), case.modes.get(&Mode::Base)) {
+        let rows: [(&str, fn(Median) -> f64); 3] =
+            [("this build to base", |of| of.median), ("  least", |of| of.min), ("  most", |of| of.max)];
+        for (name, of) in rows {
+            text += &format!("{name:NAME$}");
+            for (_, _, figure) in SHOWN {
+                text += &format!(" {:>10}", ours.ratio(base, figure).map_or("-".into(), |ratio| number(of(ratio))));
+            }
+            text += "\n";
+        }
+    }
     text + "\n"
 }
 
@@ -83,6 +94,20 @@ mod tests {
         assert!(rows[2].starts_with("native                     1.50       1.50"), "{text}");
         assert!(rows[3].starts_with("spillway") && rows[3].ends_with("4.00 (3.00..5.00)"), "{text}");
         assert!(text.contains("Wrong bytes: none.") && text.ends_with("zram: it needs root\n"), "{text}");
+        // Two builds are compared by every figure, not by the mean alone.
+        let figures = super::super::results::tests::figures;
+        for us in [2.0, 5.0] {
+            let run = super::super::modes::Run { figures: figures(us, 0), killed: 0 };
+            results.add(0, Mode::Base, Ok(run));
+        }
+        let text = super::text(&results);
+        let row = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap_or_default().to_owned();
+        assert!(row("this build to base").ends_with("      0.58       1.75          -"), "{text}");
+        assert!(
+            row("  least").ends_with("      0.50       1.50          -")
+                && row("  most").ends_with("      0.67       2.00          -"),
+            "{text}"
+        );
         assert_eq!([number(0.123), number(12.34), number(1234.5)], ["0.12", "12.3", "1234"]);
     }
 }

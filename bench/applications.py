@@ -1,0 +1,72 @@
+"""Applications that people know, as bench/apps compares them: each has one figure that is its run time."""
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from typing import Callable, NamedTuple
+
+from modes import Failure
+from workloads import HERE, LIMIT_SECONDS, ended, program
+
+
+class Application(NamedTuple):
+    """How it is run, and which figure is its run time."""
+
+    group: str
+    name: str
+    run: Callable
+    time: str
+    needs: str | None = None
+
+
+def starts(*command):
+    """A program that ends by itself. `@` stands for the directory of what was compiled."""
+    told = lambda tools: [tools / word[1:] if str(word).startswith("@") else word for word in command]
+    return lambda started, tools: program(started, told(tools), tools)
+
+
+def cache(kind, server, keys, requests):
+    """A server that runs where it is told to; its client runs beside it, unmanaged."""
+
+    def run(started, tools):
+        path = tools / "cache.sock"
+        path.unlink(missing_ok=True)
+        command = [str(word).replace("@", str(tools)) for word in server]
+        process = subprocess.Popen(**started(command), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        with ended(process):
+            deadline = time.monotonic() + 20
+            while not path.exists():
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise Failure(f"{kind} did not start, status {process.returncode}")
+                time.sleep(0.02)
+            words = [sys.executable, HERE / "wiki.py", kind, path, keys, requests]
+            done = subprocess.run([*map(str, words)], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_SECONDS)
+            if not done.stdout.startswith("{"):
+                raise Failure(f"{kind}: status {process.poll()}: {done.stderr[-300:]}")
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+        return json.loads(done.stdout)
+
+    return run
+
+
+def applications(tiny):
+    """All of them; tiny ones test the comparison itself and say nothing."""
+    orders, scale, text, sort_mib = (200_000, 16, 24, 24) if tiny else (1_000_000, 19, 64, 128)
+    rows, queries, keys, requests = (20_000, 2_000, 4_000, 4_000) if tiny else (150_000, 60_000, 16_000, 40_000)
+    python = sys.executable
+    memory = "64" if tiny else "256"
+    redis = ["redis-server", "--port", "0", "--unixsocket", "@/cache.sock", "--save", "", "--dir", "@"]
+    memcached = ["memcached", "-u", "root", "-s", "@/cache.sock", "-t", "1", "-M", "-m", memory]
+    return [
+        Application("sort", "quicksort", starts("@sort", sort_mib), "sort_s"),
+        Application("graph", "graph kernel (BFS, PageRank)", starts("@graph", scale, 4), "kernel_s"),
+        Application("sqlite", "SQLite, in memory", starts(python, HERE / "tables.py", rows, queries), "query_s"),
+        Application("analytics", "analytics in Python", starts(python, HERE / "analytics.py", orders), "query_s"),
+        Application("zlib", "compression (zlib)", starts(python, HERE / "pack.py", text), "pack_s"),
+        Application("redis", "Redis, wiki trace", cache("redis", redis, keys, requests), "requests_s", "redis-server"),
+        Application("memcached", "memcached, wiki trace", cache("memcached", memcached, keys, requests), "requests_s", "memcached"),
+    ]
