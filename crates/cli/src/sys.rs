@@ -1,6 +1,6 @@
 //! System calls of the command line: signals, waiting, and what a child does between fork and exec.
 //!
-//! Invariants: this is the crate's only file with unsafe code; nothing here allocates or locks between fork and exec;
+//! Invariants: the crate's unsafe code is here and in `bench::sys`; nothing here allocates or locks between fork and exec;
 //! [`block_signals`] is called before any other thread exists, so that every thread inherits the mask and signals
 //! arrive only where [`next_signal`] asks for them.
 
