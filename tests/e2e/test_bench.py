@@ -181,3 +181,50 @@ def test_the_page_about_zram_follows_from_the_yardstick(tmp_path):
         assert "at least 1: **missed**" in text
         assert text.endswith("## What bounds it\nby hand\n") and "old" not in text
         assert set(json.loads((tmp_path / "page.json").read_text())["cases"]) == {"uniform", "threads"}
+
+
+@pytest.mark.limit(180)
+def test_applications_are_compared_and_recorded(processes, spillway, tmp_path):
+    before = left_behind()
+    words = [REPOSITORY / "bench/apps", "--tiny", "--rounds", 1, "--share", 50, "--only", "sort,redis,memcached", "--record", "--into", tmp_path]
+    run = processes.start([*words, "--spillway", spillway.path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    out, err = run.communicate(timeout=170)
+    assert run.returncode == 0, err
+    assert (tmp_path / "RESULTS.md").read_text() == out and "Wrong results: 0." in out
+    told = json.loads((tmp_path / "results-apps.json").read_text())["applications"]
+    for name in ("quicksort", "Redis, wiki trace", "memcached, wiki trace"):
+        one = told[name]
+        assert one["footprint_mib"] > 16 and f"| {name} | {one['footprint_mib']:.0f} MiB |" in out
+        (native,), (ours,) = one["runs"]["native"], one["runs"]["spillway 50"]
+        assert ours["wrong"] == 0 and ours[one["time"]] > 0 and native[one["time"]] > 0
+    latencies = [us for _, us in told["Redis, wiki trace"]["runs"]["native"][0]["latency_us"]]
+    assert latencies == sorted(latencies) and latencies[0] > 0
+    assert left_behind() == before
+
+
+def test_a_wiki_client_tells_a_value_that_changed(tmp_path):
+    """A server that answers with other bytes than it was given."""
+    import socket
+    import threading
+
+    path = tmp_path / "sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def lie():
+            stream, _ = listener.accept()
+            with stream, stream.makefile("rb") as asked:
+                for line in asked:
+                    if line.startswith(b"set"):
+                        asked.read(int(line.split()[-1]) + 2)
+                        stream.sendall(b"STORED\r\n")
+                    else:
+                        stream.sendall(b"VALUE x 0 3\r\nabc\r\nEND\r\n")
+
+        threading.Thread(target=lie, daemon=True).start()
+        words = [sys.executable, REPOSITORY / "bench/wiki.py", "memcached", path, 10, 50]
+        done = subprocess.run([*map(str, words)], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1, done.stderr
+    told = json.loads(done.stdout)
+    assert 30 < told["wrong"] <= 50, told["wrong"]

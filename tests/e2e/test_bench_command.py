@@ -39,7 +39,7 @@ def bench(processes, spillway, tmp_path):
 @pytest.mark.limit(120)
 def test_all_that_can_run_is_compared(bench):
     before = left_behind(bench.swap)
-    run = bench("--json", "--order", "zipf")
+    run = bench("--json", "--order", "uniform")
     out, err = run.communicate(timeout=110)
     assert run.returncode == 0, err
     told = json.loads(out)
@@ -57,12 +57,12 @@ def test_all_that_can_run_is_compared(bench):
             assert figures["pages"] == 8192 and figures["wrong"] == 0 and 0 < figures["p50_us"] <= figures["p99_us"]
             assert sum(count for _, count in figures["histogram_ns"]) == figures["accesses"]
             assert (name == "native") == ("native" not in mode["ratio_to"])
-        # It was managed: half of the accesses at 25 % local cannot be as fast as native ones.
-        if case["local_percent"] == 25:
-            assert modes["local"]["ratio_to"]["native"]["mean_us"]["median"] > 1.5, modes["local"]["median"]
+        # It was managed: with half of the pages elsewhere the mean cannot be as native.
+        assert modes["local"]["ratio_to"]["native"]["mean_us"]["median"] > 1.5, modes["local"]["median"]
+        assert modes["local"]["median"]["local_peak_mib"]["median"] >= 15
     assert sorted(os.listdir(bench.out)) == ["report.html", "results.json"]
     page = (bench.out / "report.html").read_text()
-    assert page.count("<svg") == 3 + 2
+    assert page.count("<svg") == len(told["cases"]) == 1
     assert not re.search(r"src=|href=|url\(|@import|<script|https?://(?!www\.w3\.org/2000/svg)", page)
     assert json.loads((bench.out / "results.json").read_text()) == told
     assert left_behind(bench.swap) == before
@@ -116,5 +116,5 @@ def test_without_rights_it_says_what_lacks(bench, spillway, processes, tmp_path)
     out, err = run.communicate(timeout=50)
     assert run.returncode == 0, err
     told = json.loads(out)
-    assert told["remarks"] == ["not run: kernel swap, zram: it needs root", "not run: kernel swap, file: it needs root"]
+    assert told["remarks"][:2] == ["not run: kernel swap, zram: it needs root", "not run: kernel swap, file: it needs root"]
     assert [mode["mode"] for mode in told["cases"][0]["modes"]] == ["native"]

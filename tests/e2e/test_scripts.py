@@ -1,6 +1,7 @@
 """The scripts that a newcomer types."""
 
 import os
+import shutil
 import subprocess
 
 from harness import REPOSITORY
@@ -26,3 +27,33 @@ def test_scripts_are_sound():
 def test_setup_is_quick_and_silent_when_all_is_there():
     done = subprocess.run([REPOSITORY / "scripts/setup-tests"], capture_output=True, text=True, timeout=30, env=os.environ)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_two_builds_are_compared(processes, spillway, tmp_path):
+    """With a repository of its own, so that nothing is built and nothing of this one changes."""
+    git = ["git", "-C", tmp_path, "-c", "user.name=x", "-c", "user.email=x@example.org"]
+    for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "one"], ["commit", "-q", "--allow-empty", "-m", "two"]):
+        subprocess.run([*git, *command], check=True)
+    (tmp_path / "scripts").mkdir()
+    script = shutil.copy(REPOSITORY / "scripts/bench-ab", tmp_path / "scripts")
+    commits = subprocess.run([*git, "rev-list", "HEAD"], check=True, capture_output=True, text=True).stdout.split()
+    binary = tmp_path / "target/bench-ab" / commits[1] / "spillway"
+
+    def ran(*words):
+        environment = os.environ | {"SPILLWAY": str(spillway.path)}
+        run = processes.start([script, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+        out, _ = run.communicate(timeout=80)
+        return run.returncode, out
+
+    assert ran() == (2, "bench-ab: which revision? make bench-ab BASE=HEAD~1\n")
+    status, out = ran("nowhere")
+    assert status == 2 and "has no revision nowhere" in out
+    status, out = ran("--cached")
+    assert status == 0 and "skipped: no binary of an earlier commit" in out
+    assert (tmp_path / "target/bench-ab" / commits[0] / "spillway").exists()
+    binary.parent.mkdir()
+    shutil.copy(spillway.path, binary)
+    status, out = ran("--cached")
+    assert status == 0 and "against " in out and " one\n" in out, out
+    assert out.count("this build to base") == 2 and "Wrong bytes: none." in out, out
+    assert ran("HEAD~1", "--rounds", "1", "--size", "32M", "--order", "sequential")[0] == 0
