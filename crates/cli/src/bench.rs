@@ -1,7 +1,8 @@
 //! `spillway bench`: what Spillway costs and gives on this machine, beside what a user would otherwise pick.
 //!
 //! Invariants: the modes run the same workload with the same budget, in turn, in one run; a mode that cannot run here is named,
-//! with the reason; however the command ends, nothing that it set up is left; a wrong byte makes its exit status 1.
+//! with the reason; however the command ends, unless it is killed outright, nothing that it set up is left; a wrong byte makes its
+//! exit status 1.
 
 mod charts;
 mod child;
@@ -159,6 +160,13 @@ fn plan(args: &Args) -> Result<Plan, Failure> {
             )));
         }
     }
+    // The workload, what its pool keeps of it, and as much again for everybody else.
+    if let Some(available) = crate::serve::available().filter(|available| plan.size > available / 3) {
+        let (size, available) = (Bytes(plan.size), Bytes(available));
+        return Err(Failure::refused(format!(
+            "a workload of {size} needs three times as much, and {available} are available: give --size less"
+        )));
+    }
     if let Some(rounds) = args.rounds {
         plan.set_rounds(rounds);
     }
@@ -217,6 +225,7 @@ fn measure(bench: &Bench, plan: &Plan, modes: &[Mode], results: &mut Results) ->
         (last, done) = (round.elapsed(), done + 1);
         if plan.goes_on(done, began.elapsed(), last) {
             progress.note(&format!("round {done} took {} s; it goes on", last.as_secs()));
+            progress.guess = began.elapsed() + plan.left(done, began.elapsed(), last);
         }
     }
     results.cases.retain(|case| !case.modes.is_empty());
@@ -241,13 +250,12 @@ impl Progress {
     }
 
     fn show(&mut self, what: &str) {
-        let text =
-            format!("bench: {:3} of about {} s: {what}", self.began.elapsed().as_secs(), self.guess.as_secs().max(1));
+        let text = format!("{:3} of about {} s: {what}", self.began.elapsed().as_secs(), self.guess.as_secs().max(1));
         if self.terminal {
             let _ = write!(io::stderr(), "\r{text:<0$}", self.width);
             self.width = text.len();
         } else {
-            say::note(text);
+            say::note(format!("bench: {text}"));
         }
     }
 

@@ -184,7 +184,7 @@ fn memory(given: Option<&str>) -> Result<u64, Failure> {
 }
 
 /// Memory that could be had without swapping, in bytes.
-fn available() -> Option<u64> {
+pub(crate) fn available() -> Option<u64> {
     let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)

@@ -9,6 +9,7 @@ fn what_cannot_be_compared_is_refused_with_a_remedy() {
     for (args, word) in [
         (&["bench", "--size", "1M"][..], "give 32.0 MiB or more"),
         (&["bench", "--size", "half"], "write a number"),
+        (&["bench", "--size", "900T"], "give --size less"),
         (&["bench", "--quick", "--order", "phased"], "leave --quick out"),
         (&["bench", "--against", "/nonexistent"], "give the path of a spillway binary"),
         (&["bench", "--out", "/proc/no"], "give --out another directory"),

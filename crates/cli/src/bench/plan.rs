@@ -94,6 +94,13 @@ impl Plan {
         done < self.rounds.1 || (done < self.rounds.0 && spent + last < self.budget)
     }
 
+    /// About how long the rest takes.
+    pub(super) fn left(&self, done: u32, spent: Duration, last: Duration) -> Duration {
+        let more = (done + 1..=self.rounds.0)
+            .take_while(|&next| self.goes_on(next - 1, spent + last * (next - 1 - done), last));
+        last * u32::try_from(more.count()).unwrap_or(u32::MAX)
+    }
+
     /// About how long all takes: a guess, before anything was measured. Seconds a mode for 128 MiB on a small virtual machine.
     pub(super) fn guess(&self, modes: &[Mode]) -> Duration {
         let cost = |mode: &Mode| match mode {
@@ -152,6 +159,8 @@ mod tests {
         assert!(quick.goes_on(0, second * 100, second));
         assert!(quick.goes_on(1, second * 20, second * 20) && !quick.goes_on(1, second * 40, second * 20));
         assert!(!quick.goes_on(5, second, second));
+        assert_eq!(quick.left(1, second * 10, second * 10), second * 30);
+        assert_eq!(quick.left(3, second * 3, second), second * 2);
         let mut fixed = Plan::quick();
         fixed.set_rounds(2);
         assert!(fixed.goes_on(1, second * 1000, second * 1000) && !fixed.goes_on(2, second, second));

@@ -46,15 +46,14 @@ fn one(case: &Compared) -> String {
         text = text.trim_end().to_owned() + "\n";
     }
     if let (Some(ours), Some(base)) = (case.modes.get(&Mode::Local), case.modes.get(&Mode::Base)) {
-        let rows: [(&str, fn(Median) -> f64); 3] =
-            [("this build to base", |of| of.median), ("  least", |of| of.min), ("  most", |of| of.max)];
-        for (name, of) in rows {
-            text += &format!("{name:NAME$}");
-            for (_, _, figure) in SHOWN {
-                text += &format!(" {:>10}", ours.ratio(base, figure).map_or("-".into(), |ratio| number(of(ratio))));
-            }
-            text += "\n";
-        }
+        let ratios = SHOWN.map(|(_, _, figure)| ours.ratio(base, figure));
+        let mut row = |name: &str, of: fn(Median) -> f64| {
+            let cells = ratios.map(|ratio| format!(" {:>10}", ratio.map_or("-".into(), |ratio| number(of(ratio)))));
+            text += &format!("{name:NAME$}{}\n", cells.concat());
+        };
+        row("this build to base", |of| of.median);
+        row("  least", |of| of.min);
+        row("  most", |of| of.max);
     }
     text + "\n"
 }
