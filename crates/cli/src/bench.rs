@@ -49,7 +49,7 @@ pub(crate) struct Args {
     /// The results as JSON
     #[arg(long)]
     json: bool,
-    /// How much memory a workload touches [default: 256M, with --quick 128M]
+    /// How much memory a workload touches [default: 256M, with --quick 64M]
     #[arg(long, value_name = "SIZE")]
     size: Option<String>,
     /// So many rounds, however long they take

@@ -74,8 +74,8 @@ pub(super) struct Plan {
 impl Plan {
     /// One that ends within a minute.
     pub(super) fn quick() -> Self {
-        let budget = Duration::from_secs(50);
-        Self { cases: QUICK.to_vec(), size: 128 << 20, accesses: 60_000, seconds: 1.5, rounds: (5, 1), budget }
+        let budget = Duration::from_secs(55);
+        Self { cases: QUICK.to_vec(), size: 64 << 20, accesses: 40_000, seconds: 1.0, rounds: (5, 1), budget }
     }
 
     /// One that ends within ten minutes.
@@ -159,7 +159,7 @@ mod tests {
         assert!(quick.goes_on(0, second * 100, second));
         assert!(quick.goes_on(1, second * 20, second * 20) && !quick.goes_on(1, second * 40, second * 20));
         assert!(!quick.goes_on(5, second, second));
-        assert_eq!(quick.left(1, second * 10, second * 10), second * 30);
+        assert_eq!(quick.left(1, second * 10, second * 10), second * 40);
         assert_eq!(quick.left(3, second * 3, second), second * 2);
         let mut fixed = Plan::quick();
         fixed.set_rounds(2);
@@ -171,6 +171,6 @@ mod tests {
     fn cases_have_names() {
         assert_eq!(QUICK[2].title(), "zipf, 30 % writes, 25 % local");
         assert_eq!(FULL[9].workload(), "uniform, 2 threads");
-        assert_eq!(Work::of(&Plan::quick(), QUICK[0]).local, 64 << 20);
+        assert_eq!(Work::of(&Plan::quick(), QUICK[0]).local, 32 << 20);
     }
 }
