@@ -106,7 +106,10 @@ impl Bench {
             Mode::Zram => {
                 root()?;
                 zram_lacks().map_or(Ok(()), Err)?;
-                self.find_groups()
+                self.find_groups()?;
+                // As for a run, and undone: a container may lack the device, a kernel lz4.
+                let made = Swap::on_zram(size + BESIDES_BYTES);
+                made.map(drop).map_err(|error| format!("no swap on zram: {}", say::error(&error)))
             }
             Mode::File => {
                 root()?;
@@ -126,8 +129,12 @@ impl Bench {
     }
 
     fn find_groups(&mut self) -> Result<(), String> {
-        self.groups = Hierarchy::find(Path::new("/sys/fs/cgroup"));
-        self.groups.as_ref().map(drop).ok_or_else(|| "there is no memory cgroup, of version 1 or 2".into())
+        let found = Hierarchy::find(Path::new("/sys/fs/cgroup"));
+        let found = found.ok_or("there is no memory cgroup, of version 1 or 2")?;
+        let made = Cgroup::make(&found, BESIDES_BYTES);
+        made.map(drop).map_err(|error| format!("no cgroup of ours: {}", say::error(&error)))?;
+        self.groups = Some(found);
+        Ok(())
     }
 
     /// Runs the workload once.
