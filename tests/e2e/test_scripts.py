@@ -40,7 +40,7 @@ def test_two_builds_are_compared(processes, spillway, tmp_path):
     binary = tmp_path / "target/bench-ab" / commits[1] / "spillway"
 
     def ran(*words):
-        environment = os.environ | {"SPILLWAY": str(spillway.path)}
+        environment = {name: value for name, value in os.environ.items() if name != "CARGO_TARGET_DIR"} | {"SPILLWAY": str(spillway.path)}
         run = processes.start([script, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
         out, _ = run.communicate(timeout=80)
         return run.returncode, out

@@ -77,7 +77,8 @@ fn shares(lines: &Lines, what: &str) -> Result<String, Box<dyn Error>> {
         to: most * 1.5,
         powers: true,
     };
-    draw(lines, &axes, (20.0..80.0).step(10.0))
+    // Shares end at 75: what is right of them is for the legend.
+    draw(lines, &axes, (20.0..109.0).step(10.0))
 }
 
 fn latencies(case: &Compared) -> Result<String, Box<dyn Error>> {

@@ -30,13 +30,7 @@ pub(super) fn page(results: &Results, charts: &[Chart], machine: &Machine) -> St
     let wrong = results.wrong();
     let class = if wrong > 0 { " class=\"bad\"" } else { "" };
     let _ = writeln!(html, "<p{class}>Words and pages that came back wrong: {wrong}.</p>");
-    if results.killed() > 0 {
-        let _ = writeln!(
-            html,
-            "<p>Runs that the kernel killed under its own limit, and that began again: {}.</p>",
-            results.killed()
-        );
-    }
+    results.repeated_words().iter().for_each(|words| html += &format!("<p>{words}</p>\n"));
     if !results.remarks.is_empty() {
         html += "<ul>";
         results.remarks.iter().for_each(|remark| html += &format!("<li>{}</li>", escape(remark)));

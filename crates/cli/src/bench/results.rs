@@ -52,8 +52,8 @@ impl Median {
 pub(super) struct Runs {
     /// By round; none where the run failed.
     rounds: Vec<Option<Figures>>,
-    /// How often the kernel killed the workload under its limit, and it began again.
-    pub(super) killed: u32,
+    /// How often a run had to begin again.
+    pub(super) repeated: u32,
 }
 
 impl Runs {
@@ -113,8 +113,8 @@ impl Results {
         let compared = &mut self.cases[case];
         let runs = compared.modes.entry(mode).or_default();
         match run {
-            Ok(Run { figures, killed }) => {
-                runs.killed += killed;
+            Ok(Run { figures, repeated }) => {
+                runs.repeated += repeated;
                 runs.rounds.push(Some(figures));
             }
             Err(why) => {
@@ -139,9 +139,23 @@ impl Results {
         self.runs().flat_map(Runs::done).map(|figures| figures.wrong).sum()
     }
 
-    /// How often the kernel killed the workload.
-    pub(super) fn killed(&self) -> u32 {
-        self.runs().map(|runs| runs.killed).sum()
+    /// How often runs had to begin again: because the kernel killed the workload, and because no pager had managed it yet.
+    pub(super) fn repeated(&self) -> (u32, u32) {
+        let all = self.cases.iter().flat_map(|of| &of.modes);
+        all.fold((0, 0), |(killed, early), (mode, runs)| match mode.is_kernel() {
+            true => (killed + runs.repeated, early),
+            false => (killed, early + runs.repeated),
+        })
+    }
+
+    /// That, in words; empty when there were none.
+    pub(super) fn repeated_words(&self) -> Vec<String> {
+        let (killed, early) = self.repeated();
+        let words = [
+            (killed, "Runs that the kernel killed under its own limit, and that began again"),
+            (early, "Runs that were over before a pager had managed them, and that began again"),
+        ];
+        words.into_iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{what}: {count}.")).collect()
     }
 
     /// For programs: all of it.
@@ -160,7 +174,7 @@ impl Results {
                 .collect();
             let rounds: Vec<_> = runs.done().collect();
             serde_json::json!({
-                "mode": mode, "title": mode.title(), "killed": runs.killed, "median": medians, "ratio_to": ratios, "rounds": rounds,
+                "mode": mode, "title": mode.title(), "repeated": runs.repeated, "median": medians, "ratio_to": ratios, "rounds": rounds,
             })
         };
         let cases = self.cases.iter().map(|Compared { case, modes }| {
@@ -171,7 +185,7 @@ impl Results {
             })
         });
         serde_json::json!({
-            "machine": machine, "rounds": self.rounds(), "wrong": self.wrong(), "killed": self.killed(), "remarks": self.remarks,
+            "machine": machine, "rounds": self.rounds(), "wrong": self.wrong(), "repeated": self.repeated(), "remarks": self.remarks,
             "cases": cases.collect::<Vec<_>>(),
         })
     }
@@ -207,8 +221,8 @@ pub(super) mod tests {
         let case = Case { order: Order::Zipf, write_percent: 30, threads: 1, local_percent: 50 };
         let mut results = Results::new(&[case]);
         for (native, ours) in [(1.0, 3.0), (2.0, 10.0)] {
-            results.add(0, Mode::Native, Ok(Run { figures: figures(native, 0), killed: 0 }));
-            results.add(0, Mode::Local, Ok(Run { figures: figures(ours, 0), killed: 0 }));
+            results.add(0, Mode::Native, Ok(Run { figures: figures(native, 0), repeated: 0 }));
+            results.add(0, Mode::Local, Ok(Run { figures: figures(ours, 0), repeated: 0 }));
         }
         results
     }
@@ -235,10 +249,13 @@ pub(super) mod tests {
     #[test]
     fn what_went_wrong_is_counted() {
         let mut results = results();
-        results.add(0, Mode::Zram, Ok(Run { figures: figures(1.0, 0), killed: 2 }));
+        results.add(0, Mode::Zram, Ok(Run { figures: figures(1.0, 0), repeated: 2 }));
         results.add(0, Mode::Zram, Err("killed too often".into()));
-        assert_eq!((results.killed(), results.failures), (2, 0));
-        results.add(0, Mode::Local, Ok(Run { figures: figures(1.0, 7), killed: 0 }));
+        assert_eq!((results.repeated(), results.failures), ((2, 0), 0));
+        results.add(0, Mode::Local, Ok(Run { figures: figures(1.0, 0), repeated: 1 }));
+        assert_eq!(results.repeated(), (2, 1));
+        assert!(results.repeated_words()[1].ends_with("managed them, and that began again: 1."));
+        results.add(0, Mode::Local, Ok(Run { figures: figures(1.0, 7), repeated: 0 }));
         results.add(0, Mode::Tcp, Err("no server".into()));
         assert_eq!((results.wrong(), results.failures), (7, 1));
         assert_eq!(

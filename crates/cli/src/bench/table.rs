@@ -20,13 +20,7 @@ pub(super) fn text(results: &Results) -> String {
         results.rounds(),
         if results.wrong() == 0 { "none".into() } else { format!("{} words or pages", results.wrong()) },
     );
-    if results.killed() > 0 {
-        let _ = writeln!(
-            text,
-            "Runs that the kernel killed under its own limit, and that began again: {}.",
-            results.killed()
-        );
-    }
+    results.repeated_words().iter().for_each(|words| text += &format!("{words}\n"));
     results.remarks.iter().for_each(|remark| text += &format!("{remark}\n"));
     text
 }
@@ -96,7 +90,7 @@ mod tests {
         // Two builds are compared by every figure, not by the mean alone.
         let figures = super::super::results::tests::figures;
         for us in [2.0, 5.0] {
-            let run = super::super::modes::Run { figures: figures(us, 0), killed: 0 };
+            let run = super::super::modes::Run { figures: figures(us, 0), repeated: 0 };
             results.add(0, Mode::Base, Ok(run));
         }
         let text = super::text(&results);
