@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 
+import pytest
 from harness import REPOSITORY
 
 
@@ -29,6 +30,7 @@ def test_setup_is_quick_and_silent_when_all_is_there():
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.limit(300)
 def test_two_builds_are_compared(processes, spillway, tmp_path):
     """With a repository of its own, so that nothing is built and nothing of this one changes."""
     git = ["git", "-C", tmp_path, "-c", "user.name=x", "-c", "user.email=x@example.org"]
@@ -42,7 +44,7 @@ def test_two_builds_are_compared(processes, spillway, tmp_path):
     def ran(*words):
         environment = {name: value for name, value in os.environ.items() if name != "CARGO_TARGET_DIR"} | {"SPILLWAY": str(spillway.path)}
         run = processes.start([script, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-        out, _ = run.communicate(timeout=80)
+        out, _ = run.communicate(timeout=200)
         return run.returncode, out
 
     assert ran() == (2, "bench-ab: which revision? make bench-ab BASE=HEAD~1\n")
