@@ -1,4 +1,4 @@
-//! `spillway cost`: performance per dollar of larger servers, more servers, and pooled memory.
+//! `spillway sim cost`: performance per dollar of larger servers, more servers, and pooled memory.
 
 use crate::failure::{FAILED, Failure};
 use crate::say;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// The longest description.
 const BYTES_MOST: u64 = 1 << 20;
 
-/// What `spillway cost` is given.
+/// What `spillway sim cost` is given.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Systems and what they cost, as --example shows it; without one, the paper's comparisons
@@ -33,7 +33,7 @@ pub(crate) fn cost(args: &Args) -> Result<u8, Failure> {
     let text = args.file.as_deref().map(read).transpose()?;
     let compared = compare(text.as_deref().unwrap_or(PAPER)).map_err(|error| {
         let file = args.file.as_deref().unwrap_or(Path::new("the paper")).to_string_lossy().into_owned();
-        Failure::refused(format!("{}: {error}; see `spillway cost --example`", say::clean(&file)))
+        Failure::refused(format!("{}: {error}; see `spillway sim cost --example`", say::clean(&file)))
     })?;
     let json = || serde_json::to_string_pretty(&compared).map(|text| text + "\n");
     let text = match args.json {

@@ -86,12 +86,10 @@ enum Command {
     Serve(serve::Args),
     /// Record what a pager sees of a program
     Trace(trace::Args),
-    /// Replay a trace under each policy, and the optimum
+    /// Replay a trace under each policy, and the optimum; or compare costs
     Sim(sim::Args),
     /// Say how much local memory a program needs
     Advise(advise::Args),
-    /// Say what larger servers, more servers and pooled memory give for a dollar
-    Cost(cost::Args),
     /// Compare native speed, the kernel's swap and Spillway on this machine
     Bench(bench::Args),
     /// Examine this machine: what is missing, what it costs, what mends it
@@ -126,7 +124,6 @@ fn perform(command: &Command) -> Result<u8, Failure> {
         Command::Sim(args) => sim::sim(args),
         Command::Advise(args) => advise::advise(args),
         Command::Doctor(args) => doctor::doctor(args),
-        Command::Cost(args) => cost::cost(args),
         Command::Bench(args) => bench::bench(args),
         Command::BenchWalk(args) => bench::walk::walk(args),
         Command::Pager(args) => pager_process::serve(args),

@@ -5,7 +5,7 @@ mod report;
 
 use crate::failure::{FAILED, Failure};
 use crate::replacement::block;
-use crate::{say, trace};
+use crate::{cost, say, trace};
 pub(crate) use report::faithful;
 use report::{Case, Report};
 use spillway_core::PAGE_BYTES_U64;
@@ -21,12 +21,22 @@ use std::path::{Path, PathBuf};
 /// What the optimum is called among the policies.
 const OPTIMUM: &str = "opt";
 
+/// What is computed without a trace.
+#[derive(clap::Subcommand)]
+enum Other {
+    /// Say what larger servers, more servers and pooled memory give for a dollar
+    Cost(cost::Args),
+}
+
 /// What `spillway sim` is given.
 #[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct Args {
+    #[command(subcommand)]
+    other: Option<Other>,
     /// A trace of `spillway trace`, or a list of addresses: lackey's, Pin's, or one hexadecimal address a line
-    #[arg(value_name = "FILE")]
-    file: PathBuf,
+    #[arg(value_name = "FILE", required = true)]
+    file: Option<PathBuf>,
     /// Policies, with commas between; opt is what none can beat. All of them if none is named
     #[arg(long, value_name = "NAME,..", value_delimiter = ',')]
     policy: Vec<String>,
@@ -75,6 +85,11 @@ enum Contestant {
 
 /// Replays, and prints what came out.
 pub(crate) fn sim(args: &Args) -> Result<u8, Failure> {
+    let file = match (&args.other, &args.file) {
+        (Some(Other::Cost(args)), _) => return cost::cost(args),
+        (None, Some(file)) => file,
+        (None, None) => unreachable!("one of them is required"),
+    };
     let contestants = contestants(&args.policy)?;
     let ns = |text: &str| trace::time(text).map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
     let (link_ns, capture_ns, reference_ns) = (ns(&args.link)?, ns(&args.capture)?, ns(&args.reference)?);
@@ -82,15 +97,14 @@ pub(crate) fn sim(args: &Args) -> Result<u8, Failure> {
     let ran_ns = args.ran.as_deref().map(ns).transpose()?;
     args.local.iter().try_for_each(|local| local_pages(local, u64::MAX >> 12).map(drop))?;
 
-    let file = open(&args.file)?;
-    let read = References::read(file, reference_ns);
-    let (mut references, about) = read.map_err(|error| unreadable(&args.file, &error))?;
+    let read = References::read(open(file)?, reference_ns);
+    let (mut references, about) = read.map_err(|error| unreadable(file, &error))?;
     if let Some(ran_ns) = ran_ns {
         references.set_ran(ran_ns);
     }
     let fault_ns = fault_ns.or(references.refault_ns()).unwrap_or(FAULT_NS);
     let costs = Costs { link_ns, fault_ns, capture_ns };
-    let mut report = Report::new(&args.file, &references, about, costs);
+    let mut report = Report::new(file, &references, about, costs);
     for local in &args.local {
         let pages = local_pages(local, references.peak_pages())?;
         for &contestant in &contestants {

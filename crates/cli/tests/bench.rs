@@ -1,4 +1,4 @@
-//! `spillway bench` and `spillway cost`: what they refuse, and that a wrong byte is told. tests/e2e has the comparison itself.
+//! `spillway bench` and `spillway sim cost`: what they refuse, and that a wrong byte is told. tests/e2e has the comparison itself.
 
 mod common;
 use common::{done, err, out, script};
@@ -17,8 +17,8 @@ fn what_cannot_be_compared_is_refused_with_a_remedy() {
         (&["bench", "--rounds", "0"], "1..=1000"),
         (&["bench-walk", "--size", "4K"], "give 256.0 KiB or more"),
         (&["bench-walk", "--accesses", "0"], "give one at least"),
-        (&["cost", "/nonexistent"], "cannot read /nonexistent"),
-        (&["cost", "--example", "x"], "cannot be used with"),
+        (&["sim", "cost", "/nonexistent"], "cannot read /nonexistent"),
+        (&["sim", "cost", "--example", "x"], "cannot be used with"),
     ] {
         let refused = done(args);
         assert_eq!(refused.status.code(), Some(2), "{args:?}: {}", err(&refused));
@@ -44,17 +44,17 @@ fn the_workload_verifies_what_it_reads() {
 
 #[test]
 fn costs_are_compared() {
-    let paper = done(&["cost", "--json"]);
+    let paper = done(&["sim", "cost", "--json"]);
     let told: serde_json::Value = serde_json::from_str(&out(&paper)).expect("JSON");
     assert_eq!(told[0]["systems"][2]["total"], 3148.0);
     let own = script(
-        "\"$SPILLWAY\" cost --example >/tmp/spillway-cost-$$.toml && \"$SPILLWAY\" cost --json /tmp/spillway-cost-$$.toml; \
+        "\"$SPILLWAY\" sim cost --example >/tmp/spillway-cost-$$.toml && \"$SPILLWAY\" sim cost --json /tmp/spillway-cost-$$.toml; \
                       rm /tmp/spillway-cost-$$.toml",
     );
     assert_eq!(out(&own), out(&paper), "{}", err(&own));
     let path = std::env::temp_dir().join(format!("spillway-cost-{}.toml", std::process::id()));
     fs::write(&path, "years = 3\nyeers = 4\n").expect("written");
-    let refused = done(&["cost", path.to_str().expect("text")]);
+    let refused = done(&["sim", "cost", path.to_str().expect("text")]);
     fs::remove_file(&path).expect("removed");
     assert_eq!(refused.status.code(), Some(2));
     assert!(

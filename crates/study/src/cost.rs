@@ -140,7 +140,7 @@ pub fn compare(toml: &str) -> Result<Vec<Comparison>, CostError> {
     }
     if description.study.is_empty() || description.study.len() > MOST {
         return Err(CostError(
-            "there is no [[study]] in it, or far too many: `spillway cost --example` shows one".into(),
+            "there is no [[study]] in it, or far too many: `spillway sim cost --example` shows one".into(),
         ));
     }
     description.study.iter().map(|study| compared(study, &description)).collect()
