@@ -283,7 +283,7 @@ impl Driver {
 
     fn publish(&self) {
         let processes = self.targets.iter().flatten().filter(|target| target.agent.is_some()).count();
-        self.shared.publish(&self.core, self.hands.store.status(), processes as u64);
+        self.shared.publish(&self.core, &*self.hands.store, processes as u64);
     }
 
     /// Reads events and acts on them; how many there were.

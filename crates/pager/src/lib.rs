@@ -27,7 +27,7 @@ pub use handle::Pager;
 pub use recording::{Recording, Windows};
 
 use spillway_core::policy::Settings;
-use spillway_store::Store;
+use spillway_store::{Protection, Store};
 
 /// How much local memory the targets may use, all of them together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,6 +130,8 @@ pub struct Snapshot {
     pub stuck_pages: u64,
     /// Pages that the pool, or a capture, has lost: an access to one of them raises SIGBUS.
     pub lost_pages: u64,
+    /// How a pool that survives the loss of servers is; none where the pool does not.
+    pub protection: Option<Protection>,
     /// Whether the pool took no page when it was last asked: what cannot leave stays local, beyond the budget.
     pub pool_full: bool,
     /// Faults per second over the last second or so.

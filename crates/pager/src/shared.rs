@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
 
 use spillway_core::PAGE_BYTES_U64;
 use spillway_core::pager::{Counters, Pager};
+use spillway_store::{Protection, Store};
 
 use crate::{FaultTimes, Snapshot};
 
@@ -110,6 +111,9 @@ pub struct Shared {
     pub numbers: Published,
     /// Its service times.
     pub histogram: Histogram,
+    /// Whether the pool survives the loss of servers, and how it is ([`Protection::words`]).
+    protected: AtomicBool,
+    protection: [AtomicU64; 10],
     /// Grows whenever it has done something: a watchdog's sign of life.
     pub progress: AtomicU64,
     /// Errands that it sent agents on.
@@ -134,7 +138,12 @@ pub struct Shared {
 
 impl Shared {
     /// Publishes the core's numbers. Only the fault thread calls this.
-    pub fn publish(&self, core: &Pager, store: spillway_store::Status, processes: u64) {
+    pub fn publish(&self, core: &Pager, store: &dyn Store, processes: u64) {
+        let (store, protection) = (store.status(), store.protection());
+        self.protected.store(protection.is_some(), Relaxed);
+        for (to, value) in self.protection.iter().zip(protection.unwrap_or_default().words()) {
+            to.store(value, Relaxed);
+        }
         let n = &self.numbers;
         let Counters {
             faults,
@@ -188,6 +197,11 @@ impl Shared {
         }
     }
 
+    fn protection(&self) -> Option<Protection> {
+        let words = std::array::from_fn(|at| self.protection[at].load(Relaxed));
+        self.protected.load(Relaxed).then(|| Protection::from_words(words))
+    }
+
     /// A snapshot for users.
     pub fn snapshot(&self) -> Snapshot {
         let n = &self.numbers;
@@ -218,6 +232,7 @@ impl Shared {
             zero_drops: get(&n.zero_drops),
             stuck_pages: get(&n.stuck_pages),
             lost_pages: get(&n.lost_pages),
+            protection: self.protection(),
             pool_full: get(&n.pool_full) != 0,
             table_bytes: get(&n.table_bytes),
             adopt_pause_us: get(&self.pause_ns) as f64 / 1e3,

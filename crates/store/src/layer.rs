@@ -13,7 +13,7 @@ use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 use spillway_core::Page;
 
 use crate::pool::OpenError;
-use crate::{Completion, Got, Handle, Put, Status, Store, StoreError, Urgency};
+use crate::{Completion, Got, Handle, Protection, Put, Status, Store, StoreError, Urgency};
 
 /// What is done to a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -202,6 +202,10 @@ impl Store for Layer {
 
     fn status(&self) -> Status {
         self.inner.status()
+    }
+
+    fn protection(&self) -> Option<Protection> {
+        self.inner.protection()
     }
 
     fn tidy(&mut self) -> bool {

@@ -21,6 +21,7 @@ pub mod rehearsal;
 pub mod remote;
 mod segment;
 mod slots;
+pub mod stripe;
 mod sys;
 mod tcp;
 
@@ -144,6 +145,10 @@ pub trait Store: Send {
     fn free(&mut self, handle: Handle);
     /// What is kept now.
     fn status(&self) -> Status;
+    /// How well what is kept would survive the loss of servers; `None` where nothing is done about that.
+    fn protection(&self) -> Option<Protection> {
+        None
+    }
     /// Housekeeping for idle moments, a few microseconds of it. Returns whether there may be more to do.
     fn tidy(&mut self) -> bool {
         false
@@ -172,6 +177,62 @@ pub struct Status {
     pub stored_compressed_bytes: u64,
     /// Bytes of DRAM the store occupies in all, indices included.
     pub memory_bytes: u64,
+}
+
+/// How a pool that keeps parity is: now, or counted since its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Protection {
+    /// Groups of pages with their parity.
+    pub groups: u64,
+    /// Of these, groups that a server's loss has cost a part, as far as the last look at all of them found.
+    pub degraded: u64,
+    /// Parts that are being rebuilt.
+    pub rebuilding: u64,
+    /// Parts that were rebuilt.
+    pub rebuilt_chunks: u64,
+    /// Pages that were moved out of groups that were mostly holes.
+    pub moved_pages: u64,
+    /// Pages and parity that were made out of others.
+    pub reconstructed: u64,
+    /// Reads that were overdue, so that their page was to be made out of others as well.
+    pub hedged: u64,
+    /// Pages that could not be made out of others.
+    pub lost_pages: u64,
+    /// Pages and parity that servers have taken.
+    pub chunks_put: u64,
+    /// Pages and parity that servers have given.
+    pub chunks_got: u64,
+}
+
+impl Protection {
+    /// Its numbers in their order, for whoever must hand them over one by one.
+    #[must_use]
+    pub fn words(&self) -> [u64; 10] {
+        let Self { groups, degraded, rebuilding, rebuilt_chunks, moved_pages, .. } = *self;
+        let Self { reconstructed, hedged, lost_pages, chunks_put, chunks_got, .. } = *self;
+        let first = [groups, degraded, rebuilding, rebuilt_chunks, moved_pages];
+        let second = [reconstructed, hedged, lost_pages, chunks_put, chunks_got];
+        std::array::from_fn(|at| if at < 5 { first[at] } else { second[at - 5] })
+    }
+
+    /// What [`Protection::words`] gave.
+    #[must_use]
+    pub fn from_words(words: [u64; 10]) -> Self {
+        let [groups, degraded, rebuilding, rebuilt_chunks, moved_pages, ..] = words;
+        let [.., reconstructed, hedged, lost_pages, chunks_put, chunks_got] = words;
+        Self {
+            groups,
+            degraded,
+            rebuilding,
+            rebuilt_chunks,
+            moved_pages,
+            reconstructed,
+            hedged,
+            lost_pages,
+            chunks_put,
+            chunks_got,
+        }
+    }
 }
 
 /// Why a store could not do as asked.

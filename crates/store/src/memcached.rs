@@ -21,6 +21,9 @@ const ITEM_OVERHEAD_BYTES: u64 = 512;
 /// Requests and answers under way: a server reads on while it writes, so this bounds only its memory.
 const WINDOW_BYTES: usize = 1 << 20;
 
+/// How far a server's clock and its uptime may be apart from one time to the next.
+const CLOCK_SECONDS: u64 = 2;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asked {
     Put,
@@ -37,6 +40,8 @@ pub(crate) struct Memcached {
     /// Answers come in the order of the requests.
     asked: VecDeque<(u32, Asked)>,
     facts: Facts,
+    /// The process that pages were put to, and when it started.
+    process: Option<(u64, u64)>,
 }
 
 /// What the server says of itself.
@@ -45,6 +50,9 @@ struct Facts {
     evictions: Option<bool>,
     item_bytes_max: Option<u64>,
     version: Option<(u32, u32)>,
+    process: Option<u64>,
+    time: Option<u64>,
+    uptime: Option<u64>,
     /// Lists that have ended.
     ends: u8,
 }
@@ -52,10 +60,18 @@ struct Facts {
 impl Memcached {
     pub(crate) fn new(names: Names, compression: Compression, lossy: bool) -> Self {
         let asked = VecDeque::with_capacity(1024);
-        Self { names, codec: Codec::new(compression), lossy, asked, facts: Facts::default() }
+        Self { names, codec: Codec::new(compression), lossy, asked, facts: Facts::default(), process: None }
     }
 
-    fn judge(&self) -> Result<Grant, Refusal> {
+    /// Whether it is another process than the one before, which has nothing of what that one was given.
+    fn was_restarted(&mut self) -> bool {
+        let started = self.facts.time.zip(self.facts.uptime).and_then(|(time, uptime)| time.checked_sub(uptime));
+        let Some(now) = self.facts.process.zip(started) else { return false };
+        let before = self.process.replace(now);
+        before.is_some_and(|before| before.0 != now.0 || before.1.abs_diff(now.1) > CLOCK_SECONDS)
+    }
+
+    fn judge(&mut self) -> Result<Grant, Refusal> {
         let Facts { evictions, item_bytes_max, version, .. } = self.facts;
         let refuse = |text: &str| Err((OpenErrorKind::Unsuitable, text.into()));
         if version.is_some_and(|version| version < (1, 6)) {
@@ -73,7 +89,7 @@ impl Memcached {
             batch: 1,
             window_bytes: WINDOW_BYTES,
             heartbeat: Duration::from_secs(5),
-            forgot: false,
+            forgot: self.was_restarted(),
             capacity_pages: None,
         })
     }
@@ -94,6 +110,9 @@ impl Facts {
         match name {
             b"evictions" if self.ends == 0 => self.evictions = Some(value != b"off"),
             b"item_size_max" => self.item_bytes_max = number(value),
+            b"pid" => self.process = number(value),
+            b"time" => self.time = number(value),
+            b"uptime" => self.uptime = number(value),
             b"version" => {
                 let mut parts = value.split(|byte| *byte == b'.').map(number);
                 self.version = parts.next().flatten().zip(parts.next().flatten());

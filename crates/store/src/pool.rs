@@ -18,6 +18,7 @@ use crate::file;
 use crate::layer;
 use crate::local::{Compression, Config, SIZE_MIN_BYTES};
 use crate::remote::Settings;
+use crate::stripe::{DATA_MAX, PARITY_MAX, Shape};
 pub use cluster::Etcd;
 pub use error::{OpenError, OpenErrorKind, UrlError};
 pub use hosts::Host;
@@ -58,6 +59,8 @@ pub struct Cache {
     pub lossy: bool,
     /// How pages are sent and kept.
     pub compression: Compression,
+    /// What of it may be lost; `None` for nothing.
+    pub stripes: Option<Shape>,
     /// Deadlines.
     pub settings: Settings,
     /// What is done to it on purpose.
@@ -73,6 +76,8 @@ pub struct Tcp {
     pub token_file: Option<PathBuf>,
     /// Whom to trust, and who to be; `None` for no TLS.
     pub tls: Option<Tls>,
+    /// What of it may be lost; `None` for nothing.
+    pub stripes: Option<Shape>,
     /// Deadlines.
     pub settings: Settings,
     /// What is done to it on purpose.
@@ -141,7 +146,8 @@ fn parse_local(place: &str, query: &str) -> Result<Url, UrlError> {
 }
 
 fn parse_cache(scheme: &'static str, port: u16, place: &str, query: &str) -> Result<Cache, UrlError> {
-    let parameters = Parameters::new(scheme, &["compress", "deadline", "delay", "fault", "lossy", "prefix"], query)?;
+    let known = &["compress", "data", "deadline", "delay", "fault", "lossy", "parity", "prefix", "replicas"];
+    let parameters = Parameters::new(scheme, known, query)?;
     let place = place.strip_prefix("//").ok_or(UrlError::NoHost { scheme })?;
     let (password, hosts) = match place.rsplit_once('@') {
         Some((user, hosts)) if scheme == "redis" => {
@@ -149,8 +155,10 @@ fn parse_cache(scheme: &'static str, port: u16, place: &str, query: &str) -> Res
         }
         _ => (None, place),
     };
+    let hosts = hosts::parse(scheme, hosts, port)?;
     Ok(Cache {
-        hosts: hosts::parse(scheme, hosts, port)?,
+        stripes: enough(stripes(&parameters)?, &hosts)?,
+        hosts,
         password,
         prefix: parameters.prefix()?,
         lossy: parameters.switch("lossy")?.unwrap_or(false),
@@ -160,12 +168,28 @@ fn parse_cache(scheme: &'static str, port: u16, place: &str, query: &str) -> Res
     })
 }
 
+/// Of these servers; none are named where they are found later.
 fn parse_tcp(scheme: &'static str, hosts: Vec<Host>, query: &str) -> Result<Tcp, UrlError> {
-    let known = &["deadline", "delay", "fault", "tls", "tls-ca", "tls-cert", "tls-key", "tls-name", "token-file"];
+    let known = &[
+        "data",
+        "deadline",
+        "delay",
+        "fault",
+        "parity",
+        "replicas",
+        "tls",
+        "tls-ca",
+        "tls-cert",
+        "tls-key",
+        "tls-name",
+        "token-file",
+    ];
     let parameters = Parameters::new(scheme, known, query)?;
     let token_file = parameters.get("token-file").map(PathBuf::from);
     let (tls, settings) = (Tls::parse(&parameters)?, settings(&parameters)?);
-    Ok(Tcp { hosts, token_file, tls, settings, layer: parameters.layer()? })
+    let stripes = stripes(&parameters)?;
+    let tcp = Tcp { hosts, token_file, tls, stripes, settings, layer: parameters.layer()? };
+    if tcp.hosts.is_empty() { Ok(tcp) } else { tcp.with_enough_hosts() }
 }
 
 fn parse_file(place: &str, query: &str) -> Result<Url, UrlError> {
@@ -193,6 +217,36 @@ fn size(parameters: &Parameters<'_>, min_bytes: u64) -> Result<Option<u64>, UrlE
     match parse_bytes(value).map_err(UrlError::BadSize)? {
         bytes if bytes < min_bytes => Err(UrlError::SizeTooSmall { bytes, min_bytes }),
         bytes => Ok(Some(bytes)),
+    }
+}
+
+/// What `data`, `parity` and `replicas` ask for.
+fn stripes(parameters: &Parameters<'_>) -> Result<Option<Shape>, UrlError> {
+    let data = parameters.number("data", 1..=DATA_MAX, "a number of pages in a group, 1 to 16")?;
+    let parity = parameters.number("parity", 1..=PARITY_MAX, "how many servers may be lost, `1` or `2`")?;
+    let replicas = parameters.number("replicas", 2..=PARITY_MAX + 1, "a number of copies, `2` or `3`")?;
+    match (data, parity, replicas) {
+        (None, None, None) => Ok(None),
+        (Some(data), Some(parity), None) => Ok(Some(Shape { data, parity })),
+        (None, None, Some(copies)) => Ok(Some(Shape { data: 1, parity: copies - 1 })),
+        (Some(_), None, None) => Err(UrlError::Alone { parameter: "data", needs: "parity=1" }),
+        (None, Some(_), None) => Err(UrlError::Alone { parameter: "parity", needs: "data=4" }),
+        (_, _, Some(_)) => Err(UrlError::ReplicasWithParity),
+    }
+}
+
+/// The same, if these servers are as many as it takes.
+fn enough(stripes: Option<Shape>, hosts: &[Host]) -> Result<Option<Shape>, UrlError> {
+    match stripes {
+        Some(shape) if hosts.len() < shape.width() => Err(UrlError::TooFewHosts { shape, hosts: hosts.len() }),
+        stripes => Ok(stripes),
+    }
+}
+
+impl Tcp {
+    /// The same, if its servers are as many as its groups take.
+    fn with_enough_hosts(self) -> Result<Self, UrlError> {
+        enough(self.stripes, &self.hosts).map(|stripes| Self { stripes, ..self })
     }
 }
 

@@ -38,6 +38,8 @@ pub(crate) struct Redis {
     asked: VecDeque<(u32, Asked)>,
     /// Whether the password's answer is still to come.
     authenticating: bool,
+    /// Which of its lives pages were put in.
+    run: Option<Vec<u8>>,
 }
 
 /// One reply.
@@ -92,21 +94,27 @@ pub(crate) fn command(out: &mut Vec<u8>, words: &[&[u8]]) {
 impl Redis {
     pub(crate) fn new(names: Names, password: Option<String>, compression: Compression, lossy: bool) -> Self {
         let asked = VecDeque::with_capacity(1024);
-        Self { names, codec: Codec::new(compression), password, lossy, asked, authenticating: false }
+        Self { names, codec: Codec::new(compression), password, lossy, asked, authenticating: false, run: None }
     }
 
-    fn judge(&self, report: &[u8]) -> Result<Grant, Refusal> {
-        let policy = report.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"maxmemory_policy:"));
-        if policy.map(<[u8]>::trim_ascii) != Some(b"noeviction") && !self.lossy {
+    fn judge(&mut self, report: &[u8]) -> Result<Grant, Refusal> {
+        let value = |name: &[u8]| {
+            let value = report.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(name));
+            value.map(<[u8]>::trim_ascii)
+        };
+        if value(b"maxmemory_policy:") != Some(b"noeviction") && !self.lossy {
             let text = "it may evict pages, which are then lost: `redis-cli config set maxmemory-policy noeviction`, or \
                         accept that with `lossy=1`";
             return Err((OpenErrorKind::Unsuitable, text.into()));
         }
+        let run = value(b"run_id:").map(<[u8]>::to_vec);
+        let forgot = self.run.is_some() && run.is_some() && self.run != run;
+        self.run = run.or(self.run.take());
         Ok(Grant {
             batch: 1,
             window_bytes: WINDOW_BYTES,
             heartbeat: Duration::from_secs(5),
-            forgot: false,
+            forgot,
             capacity_pages: None,
         })
     }
@@ -134,7 +142,7 @@ impl Protocol for Redis {
         if let Some(password) = &self.password {
             command(out, &[b"AUTH", password.as_bytes()]);
         }
-        command(out, &[b"INFO", b"memory"]);
+        command(out, &[b"INFO"]);
     }
 
     fn greeted(&mut self, input: &[u8], _out: &mut Vec<u8>) -> Result<(usize, Greeting), Refusal> {

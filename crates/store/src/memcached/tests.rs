@@ -36,6 +36,30 @@ fn only_what_does_not_evict_is_taken() {
 }
 
 #[test]
+fn a_server_that_was_started_anew_has_forgotten() {
+    let mut server = server(false);
+    let mut forgot = |process: u64, uptime: u64, time: u64| {
+        let said = format!(
+            "STAT evictions off\r\nEND\r\nSTAT pid {process}\r\nSTAT uptime {uptime}\r\nSTAT time {time}\r\n\
+             STAT version 1.6.18\r\nEND\r\n"
+        );
+        server.greet(&mut Vec::new());
+        let mut input = said.as_bytes();
+        loop {
+            match server.greeted(input, &mut Vec::new()).unwrap() {
+                (_, Greeting::Done(grant)) => return grant.forgot,
+                (bytes, _) => input = &input[bytes..],
+            }
+        }
+    };
+    assert!(!forgot(7, 100, 5000));
+    assert!(!forgot(7, 161, 5060));
+    assert!(forgot(8, 2, 5070));
+    assert!(forgot(8, 1, 5090));
+    assert!(!forgot(8, 4, 5093));
+}
+
+#[test]
 fn requests_are_written_as_documented() {
     let (mut server, mut out) = (server(false), Vec::new());
     let name = Name { epoch: 3, handle: 77 };

@@ -26,6 +26,7 @@ impl Url {
         let addresses: Vec<String> = members.into_iter().map(|member| member.address).collect();
         let hosts = hosts::parse("etcd", &addresses.join(","), 0)
             .map_err(|error| fail(OpenErrorKind::Protocol, format!("an entry there names no server: {error}")))?;
-        Ok(Self::Tcp(Tcp { hosts, ..tcp }))
+        let tcp = Tcp { hosts, ..tcp }.with_enough_hosts();
+        Ok(Self::Tcp(tcp.map_err(|error| fail(OpenErrorKind::Unsuitable, error.to_string()))?))
     }
 }

@@ -5,6 +5,8 @@ use std::fmt;
 use spillway_cluster::ParseError;
 use spillway_core::size::SizeError;
 
+use crate::stripe::Shape;
+
 /// Why a text names no pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UrlError {
@@ -30,6 +32,15 @@ pub enum UrlError {
     BadCluster(ParseError),
     /// More servers than there may be.
     TooManyHosts(usize),
+    /// Fewer servers than a group of pages needs.
+    TooFewHosts {
+        /// What was asked for.
+        shape: Shape,
+        /// Servers that are named.
+        hosts: usize,
+    },
+    /// Copies are another way to survive losses.
+    ReplicasWithParity,
     /// There is a name before the `@`, or no password.
     NoPassword,
     /// What should be an absolute path is none.
@@ -95,6 +106,10 @@ impl fmt::Display for UrlError {
             }
             Self::BadCluster(error) => error.fmt(f),
             Self::TooManyHosts(count) => write!(f, "a pool of {count} servers is too large: give at most 255"),
+            Self::TooFewHosts { shape, hosts } => too_few_hosts(f, *shape, *hosts),
+            Self::ReplicasWithParity => {
+                f.write_str("`replicas` and `data` with `parity` are two ways to survive a loss: keep one of them")
+            }
             Self::NoPassword => f.write_str("`redis:` takes a password and no user: give `redis://:PASSWORD@HOST`"),
             Self::NoPath(path) => {
                 write!(f, "`file:` needs an absolute path, not `{}`: give `file:///PATH?size=8G`", path.escape_debug())
@@ -115,6 +130,23 @@ impl fmt::Display for UrlError {
                 write!(f, "pool parameter `size` is {bytes} bytes: give at least {}M", min_bytes >> 20)
             }
         }
+    }
+}
+
+fn too_few_hosts(f: &mut fmt::Formatter<'_>, shape: Shape, hosts: usize) -> fmt::Result {
+    let Shape { data, parity } = shape;
+    let asked = if data == 1 { format!("replicas={}", parity + 1) } else { format!("data={data}&parity={parity}") };
+    let named = if hosts == 1 { "1 is named".into() } else { format!("{hosts} are named") };
+    write!(
+        f,
+        "a pool with `{asked}` needs {} servers, but {named}: name {} more",
+        shape.width(),
+        shape.width() - hosts
+    )?;
+    match hosts.checked_sub(parity) {
+        Some(fit @ 2..) => write!(f, ", or give `data={fit}&parity={parity}`"),
+        Some(1) if data > 1 => write!(f, ", or give `replicas={}`", parity + 1),
+        _ => Ok(()),
     }
 }
 

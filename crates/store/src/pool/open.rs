@@ -11,6 +11,7 @@ use crate::redis::Redis;
 use crate::remote::names::Names;
 use crate::remote::protocol::Protocol;
 use crate::remote::{Peer, Remote};
+use crate::stripe::{Shape, Stripes};
 use crate::tcp;
 use crate::{Local, Refill, Store};
 
@@ -53,16 +54,16 @@ pub fn open(url: &str) -> Result<Opened, OpenError> {
         Url::Memcached(cache) => {
             let names = names(&cache);
             let memcached = || Memcached::new(names.clone(), cache.compression, cache.lossy);
-            connect(&cache.hosts, cache.settings, None, memcached)?.with(cache.layer)
+            connect(&cache.hosts, cache.settings, cache.stripes, None, memcached)?.with(cache.layer)
         }
         Url::Redis(cache) => {
             let names = names(&cache);
             let redis = || Redis::new(names.clone(), cache.password.clone(), cache.compression, cache.lossy);
-            connect(&cache.hosts, cache.settings, None, redis)?.with(cache.layer)
+            connect(&cache.hosts, cache.settings, cache.stripes, None, redis)?.with(cache.layer)
         }
-        Url::Tcp(Tcp { hosts, token_file, tls, settings, layer }) => {
+        Url::Tcp(Tcp { hosts, token_file, tls, stripes, settings, layer }) => {
             let token = token_file.as_deref().map(read_token).transpose()?.unwrap_or_default();
-            connect(&hosts, settings, tls.as_ref(), || tcp::Tcp::new(token.clone()))?.with(layer)
+            connect(&hosts, settings, stripes, tls.as_ref(), || tcp::Tcp::new(token.clone()))?.with(layer)
         }
         Url::Etcd(_) => unreachable!("its servers are known by now"),
         Url::File(super::File { path, size_bytes, layer }) => {
@@ -79,6 +80,7 @@ pub fn open(url: &str) -> Result<Opened, OpenError> {
 fn connect<P: Protocol>(
     hosts: &[Host],
     settings: crate::remote::Settings,
+    stripes: Option<Shape>,
     tls: Option<&Tls>,
     speak: impl Fn() -> P,
 ) -> Result<Opened, OpenError> {
@@ -88,7 +90,11 @@ fn connect<P: Protocol>(
         Ok(Peer { name: host.to_string(), addresses: host.resolve()?, protocol: speak(), tls })
     };
     let peers = hosts.iter().map(peer).collect::<Result<_, OpenError>>()?;
-    Remote::open(peers, settings).map(Opened::new)
+    let remote = Remote::open(peers, settings)?;
+    Ok(match stripes {
+        None => Opened::new(remote),
+        Some(shape) => Opened::new(Stripes::new(Box::new(remote.into_members()), shape)),
+    })
 }
 
 /// Pagers that share a cache must not share names.

@@ -1,5 +1,6 @@
 //! What follows the `?` of a pool's URL.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use super::UrlError;
@@ -41,6 +42,15 @@ impl<'a> Parameters<'a> {
         let Some(value) = self.get(parameter) else { return Ok(None) };
         let bad = || UrlError::BadValue { parameter, value: value.into(), expected };
         read(value).ok_or_else(bad).map(Some)
+    }
+
+    pub(super) fn number(
+        &self,
+        name: &'static str,
+        range: RangeInclusive<usize>,
+        expected: &'static str,
+    ) -> Result<Option<usize>, UrlError> {
+        self.read(name, expected, |value| value.parse().ok().filter(|number| range.contains(number)))
     }
 
     pub(super) fn switch(&self, name: &'static str) -> Result<Option<bool>, UrlError> {

@@ -44,6 +44,19 @@ fn servers_are_read() {
 }
 
 #[test]
+fn stripes_are_read() {
+    let shape = |text: &str| match Url::parse(text) {
+        Ok(Url::Tcp(tcp)) => tcp.stripes,
+        Ok(Url::Memcached(cache) | Url::Redis(cache)) => cache.stripes,
+        other => panic!("{text}: {other:?}"),
+    };
+    assert_eq!(shape("tcp://a,b,c"), None);
+    assert_eq!(shape("tcp://a,b,c,d,e?data=4&parity=1"), Some(Shape { data: 4, parity: 1 }));
+    assert_eq!(shape("memcached://a,b,c,d?parity=2&data=2"), Some(Shape { data: 2, parity: 2 }));
+    assert_eq!(shape("redis://a,b,c?replicas=2"), Some(Shape { data: 1, parity: 1 }));
+}
+
+#[test]
 fn tls_is_read() {
     let tls = |text: &str| match Url::parse(text) {
         Ok(Url::Tcp(tcp)) => tcp.tls,
@@ -107,7 +120,31 @@ fn mistakes_are_named_in_a_line_with_their_remedy() {
         ),
         (
             "memcached://h?tls=1",
-            "`memcached:` has no parameter `tls`: it has `compress`, `deadline`, `delay`, `fault`, `lossy` and `prefix`",
+            "`memcached:` has no parameter `tls`: it has `compress`, `data`, `deadline`, `delay`, `fault`, `lossy`, \
+             `parity`, `prefix` and `replicas`",
+        ),
+        (
+            "tcp://a,b,c?data=4&parity=1",
+            "a pool with `data=4&parity=1` needs 5 servers, but 3 are named: name 2 more, or give `data=2&parity=1`",
+        ),
+        (
+            "tcp://a,b?data=2&parity=1",
+            "a pool with `data=2&parity=1` needs 3 servers, but 2 are named: name 1 more, or give `replicas=2`",
+        ),
+        ("tcp://a?replicas=2", "a pool with `replicas=2` needs 2 servers, but 1 is named: name 1 more"),
+        ("tcp://a,b?parity=1", "pool parameter `parity` is nothing without another: give `data=4` with it"),
+        ("redis://a,b?data=1", "pool parameter `data` is nothing without another: give `parity=1` with it"),
+        (
+            "tcp://a,b?data=17&parity=1",
+            "pool parameter `data` cannot be `17`: give a number of pages in a group, 1 to 16",
+        ),
+        (
+            "tcp://a,b?data=4&parity=3",
+            "pool parameter `parity` cannot be `3`: give how many servers may be lost, `1` or `2`",
+        ),
+        (
+            "tcp://a,b?data=1&parity=1&replicas=2",
+            "`replicas` and `data` with `parity` are two ways to survive a loss: keep one of them",
         ),
         ("local:?compress=zstd", "pool parameter `compress` cannot be `zstd`: give `lz4` or `none`"),
         ("local:?dedupe", "pool parameter `dedupe` cannot be ``: give `0` or `1`"),

@@ -38,6 +38,21 @@ fn only_what_does_not_evict_is_taken() {
 }
 
 #[test]
+fn a_server_that_was_started_anew_has_forgotten() {
+    let mut server = server(None, false);
+    let mut forgot = |run: &str| {
+        let text = format!("run_id:{run}\r\nmaxmemory_policy:noeviction\r\n");
+        let said = format!("${}\r\n{text}\r\n", text.len());
+        server.greet(&mut Vec::new());
+        match server.greeted(said.as_bytes(), &mut Vec::new()).unwrap() {
+            (_, Greeting::Done(grant)) => grant.forgot,
+            _ => panic!("it is a whole greeting"),
+        }
+    };
+    assert_eq!(["a", "a", "b", "b", "a"].map(&mut forgot), [false, false, true, false, true]);
+}
+
+#[test]
 fn requests_are_written_as_documented() {
     let (mut server, mut out) = (server(None, false), Vec::new());
     let name = Name { epoch: 3, handle: 77 };

@@ -11,6 +11,7 @@
 mod answers;
 mod connection;
 pub(crate) mod handles;
+mod members;
 pub(crate) mod names;
 mod ops;
 pub(crate) mod protocol;
@@ -77,6 +78,19 @@ pub(crate) struct Remote<P: Protocol> {
     declined: Vec<OpId>,
     scratch: Box<Page>,
     random: u64,
+    placement: Placement,
+    /// Wakes up for whoever places chunks, at a time that is set.
+    alarm: OwnedFd,
+    alarm_at: Option<Instant>,
+}
+
+/// Who says where a page goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Placement {
+    /// This store: to any server, and to another one if that declines.
+    Any,
+    /// The caller.
+    Given,
 }
 
 /// A server to be used: its name for people, its addresses, how to speak to it.
@@ -95,7 +109,11 @@ impl<P: Protocol> Remote<P> {
         let poller = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(OpenError::system)?;
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         let timer = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags).map_err(OpenError::system)?;
-        epoll::add(&poller, &timer, epoll::EventData::new_u64(0), epoll::EventFlags::IN).map_err(OpenError::system)?;
+        let alarm = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags).map_err(OpenError::system)?;
+        for timer in [&timer, &alarm] {
+            epoll::add(&poller, timer, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
+                .map_err(OpenError::system)?;
+        }
         let servers = peers.into_iter().map(|peer| Server::new(peer, now));
         let mut remote = Self {
             settings,
@@ -110,6 +128,9 @@ impl<P: Protocol> Remote<P> {
             declined: Vec::with_capacity(ops::PUTS_MAX),
             scratch: Box::new([0; PAGE_BYTES]),
             random: u64::from(std::process::id()) | 1 << 40,
+            placement: Placement::Any,
+            alarm,
+            alarm_at: None,
         };
         remote.set_tick(TICK_TROUBLED);
         remote.wait_until_ready(now + remote.at_most(GREETING_MAX))?;
@@ -195,6 +216,18 @@ impl<P: Protocol> Remote<P> {
         (slot.checksum == checksum && there && !gone && slot.state != State::Lost).then_some(slot.state)
     }
 
+    fn begin_put(&mut self, server: u8, page: &Page, checksum: u64, now: Instant) -> Result<Handle, StoreError> {
+        if !self.ops.has_page() {
+            return Err(StoreError::Unavailable);
+        }
+        let handle = self.handles.insert(Slot::putting(checksum, server)).ok_or(StoreError::Full)?;
+        let op = self.ops.put(handle, page, now);
+        self.handles.slot_mut(handle).op = op.place();
+        self.servers[usize::from(server)].puts += 1;
+        self.servers[usize::from(server)].queues.puts.push_back(op);
+        Ok(handle)
+    }
+
     fn ask(&mut self, handle: Handle, urgency: Urgency) -> Result<Got, StoreError> {
         let server = usize::from(self.handles.slot(handle).server);
         let now = Instant::now();
@@ -263,15 +296,7 @@ impl<P: Protocol> Remote<P> {
         }
         let now = Instant::now();
         let server = self.choose(now)?;
-        if !self.ops.has_page() {
-            return Err(StoreError::Unavailable);
-        }
-        let slot = Slot::putting(checksum, server);
-        let handle = self.handles.insert(slot).ok_or(StoreError::Full)?;
-        let op = self.ops.put(handle, page, now);
-        self.handles.slot_mut(handle).op = op.place();
-        self.servers[usize::from(server)].puts += 1;
-        self.servers[usize::from(server)].queues.puts.push_back(op);
+        let handle = self.begin_put(server, page, checksum, now)?;
         if let Some(previous) = previous {
             self.free(previous);
         }

@@ -8,7 +8,7 @@ use super::ops::{Kind, OpId, Stage};
 use super::protocol::{Protocol, Refusal};
 use super::requests::Asked;
 use super::server::Server;
-use super::{GREETING_MAX, PATIENCE_MAX, Remote, TICK_CALM, TICK_TROUBLED, wait};
+use super::{GREETING_MAX, PATIENCE_MAX, Placement, Remote, TICK_CALM, TICK_TROUBLED, wait};
 use crate::{Completion, Handle, Store, StoreError};
 
 /// How long leaving takes at most: a million pages, at 500,000 a second.
@@ -105,6 +105,10 @@ impl<P: Protocol> Remote<P> {
     pub(super) fn place_elsewhere(&mut self, now: Instant, done: &mut dyn FnMut(Completion<'_>)) {
         while let Some(id) = self.declined.pop() {
             let handle = self.ops.get_mut(id).expect("it is under way").handle;
+            if self.placement == Placement::Given {
+                self.fail_put(id, StoreError::Full, true, done);
+                continue;
+            }
             match self.choose(now) {
                 Ok(server) if !self.handles.is_abandoned(handle) => {
                     self.ops.get_mut(id).expect("as before").stage = Stage::Queued;

@@ -1,0 +1,113 @@
+//! Servers as members of stripes: each chunk at the server that was named, and nowhere else.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Instant;
+
+use rustix::event::Timespec;
+use rustix::time::{Itimerspec, TimerfdTimerFlags};
+use spillway_core::Page;
+
+use super::handles::State;
+use super::protocol::Protocol;
+use super::{Placement, Remote};
+use crate::hash::PageHash;
+use crate::stripe::members::{Chunk, Health, Members, Presence};
+use crate::{Completion, Got, Handle, Store, StoreError, Urgency};
+
+impl<P: Protocol> Remote<P> {
+    /// The same servers, for stripes to place chunks at.
+    pub(crate) fn into_members(mut self) -> Self {
+        self.placement = Placement::Given;
+        self
+    }
+}
+
+impl<P: Protocol> Members for Remote<P> {
+    fn count(&self) -> u8 {
+        u8::try_from(self.servers.len()).expect("at most 255 servers")
+    }
+
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
+
+    fn page_hash(&self) -> PageHash {
+        self.hash.clone()
+    }
+
+    fn health(&self, member: u8, now: Instant) -> Health {
+        let server = &self.servers[usize::from(member)];
+        Health {
+            ready: server.is_ready(),
+            gone: server.is_gone(now, self.settings.deadline),
+            full: server.is_full(now) || server.condition.free_pages == 0,
+            room: server.puts < self.puts_max() && self.ops.has_page(),
+            life: server.valid_since,
+            load: server.condition.load,
+            puts: server.puts,
+        }
+    }
+
+    fn chunk(&self, chunk: Handle, now: Instant) -> Chunk {
+        let slot = self.handles.slot(chunk);
+        let server = &self.servers[usize::from(slot.server)];
+        let presence = match slot.state {
+            State::Lost => Presence::Dead,
+            State::Kept | State::Getting if !server.has(slot.epoch) => Presence::Dead,
+            _ if server.is_ready() => Presence::There,
+            _ if server.is_gone(now, self.settings.deadline) => Presence::Gone,
+            _ => Presence::Away,
+        };
+        Chunk { member: slot.server, checksum: slot.checksum, presence }
+    }
+
+    fn put(&mut self, member: u8, page: &Page, checksum: u64) -> Result<Handle, StoreError> {
+        self.begin_put(member, page, checksum, Instant::now())
+    }
+
+    fn get(&mut self, chunk: Handle, urgency: Urgency, into: &mut Page) -> Result<Got, StoreError> {
+        Store::get(self, chunk, urgency, into)
+    }
+
+    fn free(&mut self, chunk: Handle) {
+        Store::free(self, chunk);
+    }
+
+    fn progress(&mut self, done: &mut dyn FnMut(Completion<'_>)) {
+        if self.alarm_at.is_some_and(|at| at <= Instant::now()) {
+            let _ = rustix::io::read(&self.alarm, &mut [0; 8]);
+            self.alarm_at = None;
+        }
+        Store::progress(self, done);
+    }
+
+    fn flush(&mut self) {
+        Store::flush(self);
+    }
+
+    fn tidy(&mut self) -> bool {
+        Store::tidy(self)
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.poller.as_fd())
+    }
+
+    fn wake_at(&mut self, at: Instant) {
+        if self.alarm_at.is_some_and(|set| set <= at) {
+            return;
+        }
+        self.alarm_at = Some(at);
+        let wait = at.saturating_duration_since(Instant::now()).max(std::time::Duration::from_nanos(1));
+        let span = Timespec {
+            tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(wait.subsec_nanos()),
+        };
+        let once = Itimerspec { it_interval: Timespec::default(), it_value: span };
+        let _ = rustix::time::timerfd_settime(&self.alarm, TimerfdTimerFlags::empty(), &once);
+    }
+
+    fn usage(&self) -> (u64, u64) {
+        (self.handles.references, self.handles.memory_bytes() + self.ops.memory_bytes())
+    }
+}

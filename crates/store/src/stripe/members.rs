@@ -1,0 +1,82 @@
+//! What stripes need of the servers below them, which may as well be simulated.
+
+use std::os::fd::BorrowedFd;
+use std::time::Instant;
+
+use spillway_core::Page;
+
+use crate::hash::PageHash;
+use crate::{Completion, Got, Handle, StoreError, Urgency};
+
+/// How a member is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Health {
+    /// It can be asked.
+    pub(crate) ready: bool,
+    /// It cannot, and has not for so long that nobody waits for it.
+    pub(crate) gone: bool,
+    /// It declines pages for now.
+    pub(crate) full: bool,
+    /// It has room for one more put under way.
+    pub(crate) room: bool,
+    /// Another number after it has forgotten what it had.
+    pub(crate) life: u16,
+    /// The share of its time that it is busy, of 255.
+    pub(crate) load: u8,
+    /// Puts under way.
+    pub(crate) puts: usize,
+}
+
+/// What can be had of a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Presence {
+    /// Its member can be asked.
+    There,
+    /// Its member cannot be asked now.
+    Away,
+    /// Nor could it for very long.
+    Gone,
+    /// It is lost, or was wrong.
+    Dead,
+}
+
+/// A chunk that was put.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Chunk {
+    pub(crate) member: u8,
+    pub(crate) checksum: u64,
+    pub(crate) presence: Presence,
+}
+
+/// Servers that keep chunks, each under a handle of its own. As for a [`crate::Store`], no call blocks; a chunk that comes
+/// is verified against its checksum.
+pub(crate) trait Members: Send {
+    /// How many there are; they are named by number.
+    fn count(&self) -> u8;
+    /// What time it is.
+    fn now(&self) -> Instant;
+    /// How checksums are made.
+    fn page_hash(&self) -> PageHash;
+    /// How one is.
+    fn health(&self, member: u8, now: Instant) -> Health;
+    /// What is known of a chunk, also while it is put.
+    fn chunk(&self, chunk: Handle, now: Instant) -> Chunk;
+    /// Begins to put a chunk there and nowhere else. [`Completion::Put`] tells; after an error the handle is void.
+    fn put(&mut self, member: u8, page: &Page, checksum: u64) -> Result<Handle, StoreError>;
+    /// As [`crate::Store::get`]. What was wrong or is lost stays [`Presence::Dead`].
+    fn get(&mut self, chunk: Handle, urgency: Urgency, into: &mut Page) -> Result<Got, StoreError>;
+    /// Has the member forget a chunk, now or when it can be asked again.
+    fn free(&mut self, chunk: Handle);
+    /// As [`crate::Store::progress`].
+    fn progress(&mut self, done: &mut dyn FnMut(Completion<'_>));
+    /// As [`crate::Store::flush`].
+    fn flush(&mut self);
+    /// As [`crate::Store::tidy`].
+    fn tidy(&mut self) -> bool;
+    /// As [`crate::Store::descriptor`].
+    fn descriptor(&self) -> Option<BorrowedFd<'_>>;
+    /// Makes the descriptor readable at a time, if nothing does so sooner.
+    fn wake_at(&mut self, at: Instant);
+    /// Chunks kept, and bytes of this host's memory taken for them.
+    fn usage(&self) -> (u64, u64);
+}

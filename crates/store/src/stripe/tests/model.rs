@@ -1,0 +1,369 @@
+//! A pager's part: a table that remembers what each page must hold, and judges all that comes.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use spillway_core::{PAGE_BYTES, Page};
+
+use super::servers::{Simulated, World};
+use crate::stripe::table::State;
+use crate::stripe::{Mutation, Shape, Stripes};
+use crate::{Completion, Got, Handle, Put, Store, StoreError, Urgency};
+
+/// No get takes longer: its deadline, a reconstruction after that, and some looking.
+const PATIENCE: Duration = Duration::from_secs(8);
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    handle: Handle,
+    content: u64,
+    putting: bool,
+    getting: Option<Instant>,
+}
+
+/// What is done to servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Weather {
+    /// At most as many servers are lost at once as there is parity, and what they had is rebuilt between.
+    Survivable,
+    /// Anything, on any of them.
+    Wild,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Setting {
+    pub(super) shape: Shape,
+    pub(super) servers: usize,
+    pub(super) entries: usize,
+    pub(super) steps: u64,
+    pub(super) weather: Weather,
+    pub(super) mutation: Option<Mutation>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    pub(super) got: u64,
+    pub(super) lost: u64,
+    pub(super) declined: u64,
+    pub(super) faults: u64,
+    pub(super) moved: u64,
+    pub(super) rebuilt: u64,
+    pub(super) hedged: u64,
+}
+
+pub(super) struct Model {
+    pub(super) world: Arc<Mutex<World>>,
+    pub(super) stripes: Stripes,
+    setting: Setting,
+    table: Vec<Option<Entry>>,
+    pub(super) seen: Seen,
+    contents: u64,
+}
+
+/// Told by its number; the first bytes say which.
+fn page(content: u64) -> Page {
+    let mut page = [content.to_le_bytes()[0]; PAGE_BYTES];
+    for (at, word) in page.chunks_exact_mut(64).enumerate() {
+        word[..8].copy_from_slice(&content.wrapping_mul(0x9e37_79b9_7f4a_7c15 + at as u64).to_le_bytes());
+    }
+    page
+}
+
+impl Model {
+    pub(super) fn new(setting: Setting, seed: u64) -> Self {
+        let world = Arc::new(Mutex::new(World::new(setting.servers, seed)));
+        let mut stripes = Stripes::new(Box::new(Simulated(Arc::clone(&world))), setting.shape);
+        stripes.core.random = seed | 1;
+        stripes.core.mutation = setting.mutation;
+        // Few pages are to be compacted, too.
+        stripes.core.upkeep.rows_min = 1;
+        let table = vec![None; setting.entries];
+        Self { world, stripes, setting, table, seen: Seen::default(), contents: 0 }
+    }
+
+    fn below(&self, limit: u64) -> u64 {
+        self.world.lock().unwrap().below(limit)
+    }
+
+    fn now(&self) -> Instant {
+        self.world.lock().unwrap().now
+    }
+
+    fn entry(&self) -> usize {
+        usize::try_from(self.below(self.table.len() as u64)).unwrap()
+    }
+
+    /// Everything, and then everything once more in peace.
+    pub(super) fn run(&mut self) {
+        for _ in 0..self.setting.steps {
+            self.step();
+        }
+        self.calm();
+        self.until("all is answered", |model| {
+            model.table.iter().flatten().all(|entry| !entry.putting && entry.getting.is_none())
+        });
+        for at in 0..self.table.len() {
+            self.get(at, Urgency::Demand);
+        }
+        self.until("all is answered", |model| model.table.iter().flatten().all(|entry| entry.getting.is_none()));
+        if self.setting.weather == Weather::Survivable {
+            self.until("all is rebuilt", Self::is_whole);
+        }
+        let held = self.table.iter().flatten().count() as u64;
+        assert_eq!(self.stripes.status().stored_bytes, held * PAGE_BYTES as u64, "references are counted");
+        (0..self.table.len()).for_each(|at| self.free(at));
+        self.until("nothing is left", |model| {
+            let core = &model.stripes.core;
+            core.is_written_out() && core.jobs.are_done() && model.world.lock().unwrap().chunks() == 0
+        });
+        assert_eq!(self.stripes.core.counts.groups, 0, "no group is left");
+    }
+
+    fn until(&mut self, what: &str, holds: impl Fn(&Self) -> bool) {
+        let from = self.now();
+        while !holds(self) {
+            self.progress();
+            self.stripes.tidy();
+            assert!(self.now() < from + Duration::from_secs(60), "{what}: not in a minute: {}", self.what_is_left());
+        }
+    }
+
+    pub(super) fn step(&mut self) {
+        match self.below(1000) {
+            0..350 => self.put(self.entry()),
+            350..500 => self.get(self.entry(), Urgency::Demand),
+            500..560 => self.get(self.entry(), Urgency::Prefetch),
+            560..600 => self.share(),
+            600..680 => self.free(self.entry()),
+            680..720 => self.stripes.flush(),
+            720..800 => drop(self.stripes.tidy()),
+            800..812 => self.worse(),
+            812..830 => self.better(),
+            _ => self.progress(),
+        }
+    }
+
+    fn worse(&mut self) {
+        let broken =
+            |world: &World| world.servers.iter().filter(|server| server.away_since.is_some() || server.lies).count();
+        let survivable = self.setting.weather == Weather::Survivable;
+        let victim = usize::try_from(self.below(self.setting.servers as u64)).unwrap();
+        let kind = self.below(6);
+        let whole = !survivable || self.is_whole();
+        let mut world = self.world.lock().unwrap();
+        let now = world.now;
+        let stall = now + Duration::from_millis(world.below(900));
+        // What was lost to two at once must not have been lost to a third.
+        let may = whole || kind == 0;
+        if !may || survivable && kind > 0 && broken(&world) > 0 {
+            return;
+        }
+        self.seen.faults += 1;
+        match kind {
+            0 => world.servers[victim].stalled_until = Some(stall),
+            1 | 2 => world.cut(victim, true),
+            3 => world.cut(victim, false),
+            4 => world.servers[victim].lies = true,
+            _ => world.servers[victim].full = true,
+        }
+        if survivable && self.setting.shape.parity == 2 && kind > 0 && kind < 5 && world.below(2) == 0 {
+            let other = (victim + 1) % self.setting.servers;
+            world.cut(other, kind == 1);
+        }
+    }
+
+    fn better(&mut self) {
+        let victim = usize::try_from(self.below(self.setting.servers as u64)).unwrap();
+        let mut world = self.world.lock().unwrap();
+        (world.servers[victim].full, world.servers[victim].lies) = (false, false);
+        if world.servers[victim].away_since.is_some() {
+            world.mend(victim);
+        }
+    }
+
+    pub(super) fn calm(&mut self) {
+        let mut world = self.world.lock().unwrap();
+        for member in 0..self.setting.servers {
+            (world.servers[member].full, world.servers[member].lies) = (false, false);
+            if world.servers[member].away_since.is_some() {
+                world.mend(member);
+            }
+        }
+    }
+
+    pub(super) fn put(&mut self, at: usize) {
+        if self.table[at].is_some_and(|entry| entry.getting.is_some()) {
+            return;
+        }
+        let previous = self.table[at];
+        let content = match previous {
+            Some(entry) if self.below(6) == 0 => entry.content,
+            _ => {
+                self.contents += 1;
+                self.contents
+            }
+        };
+        let entry = match self.stripes.put(&page(content), previous.map(|entry| entry.handle)) {
+            Ok(Put::Unchanged(handle)) => {
+                let entry = previous.expect("unchanged from nothing");
+                assert_eq!((handle, content, false), (entry.handle, entry.content, entry.putting));
+                entry
+            }
+            Ok(Put::Pending(handle)) => Entry { handle, content, putting: true, getting: None },
+            Ok(Put::Stored(_)) => panic!("servers answer later"),
+            Err(StoreError::Full | StoreError::Unavailable) => {
+                self.seen.declined += 1;
+                return self.progress();
+            }
+            Err(error) => panic!("{error}"),
+        };
+        self.table[at] = Some(entry);
+    }
+
+    fn get(&mut self, at: usize, urgency: Urgency) {
+        let Some(Entry { handle, content, getting, .. }) = self.table[at] else { return };
+        let mut got = [0xee; PAGE_BYTES];
+        match self.stripes.get(handle, urgency, &mut got) {
+            Ok(Got::Here) => self.check(content, &got),
+            Ok(Got::Pending) => {
+                let now = self.now();
+                self.table[at].as_mut().expect("just seen").getting = Some(getting.unwrap_or(now));
+            }
+            Err(StoreError::Unavailable) => {}
+            Err(error) => self.lose(at, error),
+        }
+    }
+
+    fn check(&mut self, content: u64, got: &Page) {
+        assert!(*got == page(content), "wrong bytes: not the page that was put");
+        self.seen.got += 1;
+    }
+
+    fn lose(&mut self, at: usize, error: StoreError) {
+        assert!(matches!(error, StoreError::Lost | StoreError::Corrupt), "{error:?}");
+        assert!(self.setting.weather == Weather::Wild, "a page is lost: {error:?}: {}", self.what_is_left());
+        self.seen.lost += 1;
+        if let Some(entry) = &mut self.table[at] {
+            entry.getting = None;
+        }
+    }
+
+    fn share(&mut self) {
+        let (from, to) = (self.entry(), self.entry());
+        let Some(entry) = self.table[from].filter(|_| from != to) else { return };
+        let handle = self.stripes.share(entry.handle);
+        self.free(to);
+        self.table[to] = Some(Entry { handle, ..entry });
+    }
+
+    fn free(&mut self, at: usize) {
+        if let Some(entry) = self.table[at].take() {
+            self.stripes.free(entry.handle);
+        }
+    }
+
+    pub(super) fn progress(&mut self) {
+        if self.below(3) > 0 {
+            self.world.lock().unwrap().pass();
+        }
+        let mut told = Vec::new();
+        self.stripes.progress(&mut |completion| match completion {
+            Completion::Got { handle, page } => told.push((handle, Some(page.map(|page| Box::new(*page))), Ok(()))),
+            Completion::Put { handle, result } => told.push((handle, None, result)),
+        });
+        for (handle, page, result) in told {
+            self.told(handle, page.as_ref(), result);
+        }
+        let now = self.now();
+        for entry in self.table.iter().flatten() {
+            assert!(entry.getting.is_none_or(|since| now < since + PATIENCE), "a get never ends");
+        }
+    }
+
+    fn told(&mut self, handle: Handle, page: Option<&Result<Box<Page>, StoreError>>, result: Result<(), StoreError>) {
+        let about = |entry: &Option<Entry>| entry.is_some_and(|entry| entry.handle == handle);
+        let entries: Vec<usize> = (0..self.table.len()).filter(|at| about(&self.table[*at])).collect();
+        assert!(!entries.is_empty(), "a completion for what was freed");
+        if page.is_none() && result.is_ok() && self.setting.weather == Weather::Survivable {
+            self.assert_protected(handle);
+        }
+        for at in entries {
+            let entry = self.table[at].as_mut().expect("just seen");
+            match page {
+                Some(Ok(page)) => {
+                    entry.getting = None;
+                    let content = entry.content;
+                    self.check(content, page);
+                }
+                Some(Err(error)) => self.lose(at, *error),
+                None => {
+                    assert!(std::mem::take(&mut entry.putting), "a put completes once");
+                    if result.is_err() {
+                        self.seen.declined += 1;
+                        self.table[at] = None;
+                    }
+                }
+            }
+        }
+    }
+
+    /// A page that was just put survives as many losses as it should, those that have been counted.
+    fn assert_protected(&self, handle: Handle) {
+        let core = &self.stripes.core;
+        let State::Kept(place, _) = core.pages.state(handle) else { return };
+        let world = self.world.lock().unwrap();
+        let broken = world.servers.iter().filter(|server| server.away_since.is_some() || server.lies).count();
+        let used = core.shape.used(core.rows.length(place.row));
+        let there = |at: &u8| core.rows.chunk(place.row, *at).is_some_and(|chunk| world.has(chunk));
+        let missing = used.filter(|at| !there(at)).count();
+        // Servers that have come back empty count until what they had is rebuilt.
+        let before = if core.upkeep.is_awake() { core.shape.parity } else { broken };
+        assert!(missing <= before, "an acknowledged page misses {missing} chunks while {broken} servers are away");
+        drop(world);
+        self.assert_apart(place.row);
+    }
+
+    fn assert_apart(&self, row: u32) {
+        let core = &self.stripes.core;
+        let chunks = core.shape.used(core.rows.length(row)).filter_map(|at| core.rows.chunk(row, at));
+        let alive = chunks.map(|chunk| self.stripes.members.chunk(chunk, self.now()));
+        let alive = alive.filter(|chunk| chunk.presence != crate::stripe::members::Presence::Dead);
+        let mut members: Vec<u8> = alive.map(|chunk| chunk.member).collect();
+        let count = members.len();
+        members.sort_unstable();
+        members.dedup();
+        assert_eq!(members.len(), count, "two chunks of a row are at one server");
+    }
+
+    /// For whoever looks into a failure.
+    fn what_is_left(&self) -> String {
+        let core = &self.stripes.core;
+        let world = self.world.lock().unwrap();
+        let mut text = format!("{:?}, awake {}", core.counts, core.upkeep.is_awake());
+        for (member, server) in
+            world.servers.iter().enumerate().filter(|(_, server)| server.away_since.is_some() || server.lies)
+        {
+            text += &format!("; server {member} is away or lies ({})", server.lies);
+        }
+        for row in (0..u32::try_from(core.rows.len()).unwrap()).filter(|row| core.rows.is_written(*row)) {
+            for at in core.shape.used(core.rows.length(row)) {
+                let chunk = core.rows.chunk(row, at);
+                if !chunk.is_some_and(|chunk| world.has(chunk)) {
+                    text += &format!("; row {row} misses {at}: {chunk:?} {:?}", chunk.map(|chunk| world.about(chunk)));
+                }
+            }
+        }
+        text
+    }
+
+    /// Every chunk is where it should be.
+    pub(super) fn is_whole(&self) -> bool {
+        let core = &self.stripes.core;
+        let world = self.world.lock().unwrap();
+        let there = |row: u32, at: u8| core.rows.chunk(row, at).is_some_and(|chunk| world.has(chunk));
+        let rows = (0..u32::try_from(core.rows.len()).unwrap()).filter(|row| core.rows.is_written(*row));
+        let mut whole = rows.into_iter().all(|row| core.shape.used(core.rows.length(row)).all(|at| there(row, at)));
+        whole &= world.servers.iter().all(|server| server.away_since.is_none() && !server.lies);
+        whole && core.are_fills_whole(|chunk| world.has(chunk)) && core.jobs.rebuilding == 0
+    }
+}

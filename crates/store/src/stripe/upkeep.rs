@@ -1,0 +1,276 @@
+//! Rebuilding what is missing, and emptying rows that are mostly holes. Both sweep, a little at a time, and begin no more
+//! than their budgets allow.
+
+use std::time::{Duration, Instant};
+
+#[cfg(test)]
+use super::Mutation;
+use super::jobs::Purpose;
+use super::members::{Members, Presence};
+use super::pace::Budget;
+use super::table::{Place, State};
+use super::{Core, DATA_MAX, LOOK, Shape};
+use crate::{Handle, Urgency};
+
+/// Rows looked at in one step, for a few microseconds.
+const ROWS_PER_STEP: usize = 64;
+/// Pages looked at in one step.
+const PAGES_PER_STEP: usize = 1024;
+/// Jobs of upkeep at once.
+const JOBS_MAX: usize = 16;
+/// Chunks that rebuilding may read and write in a second: 100 MB/s.
+const REBUILT_PER_SECOND: f64 = 25_600.0;
+/// Pages that compacting may read and write in a second when nothing else goes on: 1 MB/s.
+const COMPACTED_PER_SECOND: f64 = 256.0;
+/// The same for each page that is put or got: with parity for four, a page that is written and read once then costs 1.3 times
+/// as much as without.
+const COMPACTED_PER_PAGE: f64 = 0.175;
+/// How much more than rows without holes would need is left as it is: a thirteenth.
+const SLACK: usize = 13;
+/// One row in so many is found by a sweep over pages in reasonable time.
+const FINDABLE: usize = 16;
+/// Rows of holes that are not worth a sweep.
+const ROWS_MIN: usize = 16;
+/// How long after a sweep that mended all it could the next one begins.
+const REST: Duration = Duration::from_millis(100);
+
+/// What is to be done, and how far it is.
+pub(super) struct Upkeep {
+    shape: Shape,
+    /// Fewer rows are not worth a sweep.
+    pub(super) rows_min: usize,
+    /// Written rows, by pages that live there.
+    by_live: [usize; DATA_MAX + 1],
+    /// When the next sweep over rows begins, if one is wanted.
+    sweep_at: Option<Instant>,
+    next_row: usize,
+    /// Of this sweep: rows that miss something, and whether more is to be done about that.
+    degraded: u64,
+    again: bool,
+    next_page: usize,
+    /// Pages looked at since one was found that is to move, and when to go on after all were.
+    fruitless: usize,
+    rest_until: Instant,
+    rebuild: Budget,
+    compact: Budget,
+}
+
+impl Upkeep {
+    pub(super) fn new(shape: Shape, now: Instant) -> Self {
+        Self {
+            shape,
+            rows_min: ROWS_MIN,
+            by_live: [0; DATA_MAX + 1],
+            sweep_at: None,
+            next_row: 0,
+            degraded: 0,
+            again: false,
+            next_page: 0,
+            fruitless: 0,
+            rest_until: now,
+            rebuild: Budget::new(REBUILT_PER_SECOND, now),
+            compact: Budget::new(COMPACTED_PER_SECOND, now),
+        }
+    }
+
+    /// A row is written.
+    pub(super) fn count_new(&mut self, live: u16) {
+        self.by_live[live.count_ones() as usize] += 1;
+    }
+
+    /// A row has other pages now, or is gone.
+    pub(super) fn count(&mut self, before: u16, after: Option<u16>) {
+        self.by_live[before.count_ones() as usize] -= 1;
+        if let Some(after) = after {
+            self.count_new(after);
+        }
+    }
+
+    /// A page was put or got.
+    pub(super) fn earn(&mut self) {
+        self.compact.earn(COMPACTED_PER_PAGE);
+    }
+
+    /// Something may be missing.
+    pub(super) fn awake(&mut self, now: Instant) {
+        self.again = true;
+        self.sweep_at.get_or_insert(now);
+    }
+
+    /// Rows with no more pages than this are to be emptied; `None` while there is little to win.
+    pub(super) fn emptied(&self) -> Option<u32> {
+        let data = self.shape.data;
+        let rows: usize = self.by_live.iter().sum();
+        let live: usize = self.by_live.iter().enumerate().map(|(live, rows)| live * rows).sum();
+        let holes = (rows * data).saturating_sub(live);
+        holes.checked_sub(live / SLACK).filter(|spare| *spare > self.rows_min * data)?;
+        // The emptier a row is, the less it costs: a row of one page gives three chunks' room for one move.
+        let worth = |live: &usize| self.by_live[*live] * FINDABLE >= rows;
+        let emptiest = (1..data).find(worth).unwrap_or(data - 1);
+        u32::try_from(emptiest).ok()
+    }
+
+    /// Whether a sweep over rows is under way or to come.
+    #[cfg(test)]
+    pub(super) fn is_awake(&self) -> bool {
+        self.sweep_at.is_some()
+    }
+}
+
+impl Core {
+    /// A sweep may have passed a row by the time that it gets this chunk.
+    pub(super) fn wake_unless_there(&mut self, members: &dyn Members, chunk: Option<Handle>, now: Instant) {
+        if chunk.is_none_or(|chunk| members.chunk(chunk, now).presence != Presence::There) {
+            self.upkeep.awake(now);
+            self.look_by(now);
+        }
+    }
+
+    /// A step of upkeep. Returns whether more can be done at once.
+    pub(super) fn upkeep_step(&mut self, members: &mut dyn Members, now: Instant) -> bool {
+        let more = self.sweep_rows(members, now);
+        let more = self.sweep_pages(now) || more;
+        if more {
+            self.look_by(now + LOOK);
+        }
+        more
+    }
+
+    /// Looks for chunks that are missing, and has them rebuilt where there is a member for them.
+    fn sweep_rows(&mut self, members: &mut dyn Members, now: Instant) -> bool {
+        let Some(at) = self.upkeep.sweep_at else { return false };
+        if now < at {
+            self.look_by(at);
+            return false;
+        }
+        let rows = self.rows.len();
+        for _ in 0..ROWS_PER_STEP {
+            if self.upkeep.next_row >= rows {
+                return self.end_sweep(now);
+            }
+            let row = u32::try_from(self.upkeep.next_row).expect("rows are counted in 32 bits");
+            if self.rows.is_written(row) && !self.tend(members, row, now) {
+                // As much is under way as may be.
+                self.upkeep.again = true;
+                self.look_by(now + LOOK);
+                return false;
+            }
+            self.upkeep.next_row += 1;
+        }
+        self.look_by(now);
+        true
+    }
+
+    fn end_sweep(&mut self, now: Instant) -> bool {
+        let upkeep = &mut self.upkeep;
+        self.counts.degraded = std::mem::take(&mut upkeep.degraded);
+        upkeep.next_row = 0;
+        let again = std::mem::take(&mut upkeep.again) || self.counts.degraded > 0 || self.watch.away() > 0;
+        upkeep.sweep_at = again.then_some(now + REST);
+        if again {
+            self.look_by(now + REST);
+        }
+        false
+    }
+
+    /// Looks after one row; false when it must wait for others.
+    fn tend(&mut self, members: &mut dyn Members, row: u32, now: Instant) -> bool {
+        let (mut missing, mut wanted, mut alive) = (false, None, 0);
+        for position in self.shape.used(self.rows.length(row)) {
+            let presence =
+                self.rows.chunk(row, position).map_or(Presence::Dead, |chunk| members.chunk(chunk, now).presence);
+            missing |= presence != Presence::There;
+            alive += u8::from(matches!(presence, Presence::There | Presence::Away));
+            if matches!(presence, Presence::Dead | Presence::Gone) {
+                wanted = wanted.or(Some(position));
+            }
+        }
+        let enough = alive >= self.rows.length(row);
+        if let Some(position) = wanted.filter(|_| enough && !self.rows.is_busy(row)) {
+            #[cfg(test)]
+            let wanted = self.mutation != Some(Mutation::NeverRebuild);
+            #[cfg(not(test))]
+            let wanted = true;
+            if wanted && self.spare(members, row, position, now).is_some() {
+                if self.jobs.background >= JOBS_MAX || !self.upkeep.rebuild.has(now) {
+                    return false;
+                }
+                self.upkeep.rebuild.spend(f64::from(self.rows.length(row)) + 1.0);
+                self.start(Place { row, position }, Purpose::Rebuild, now);
+            }
+        }
+        self.upkeep.degraded += u64::from(missing);
+        true
+    }
+
+    fn start(&mut self, place: Place, purpose: Purpose, now: Instant) -> bool {
+        match self.begin(place, purpose, Urgency::Prefetch, now) {
+            Some(job) => {
+                self.jobs.queue(job);
+                self.look_by(now);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// A member that could have a row's chunk: it has none of the others.
+    pub(super) fn spare(&self, members: &dyn Members, row: u32, position: u8, now: Instant) -> Option<u8> {
+        let mut taken = [false; 256];
+        for other in self.shape.used(self.rows.length(row)).filter(|other| *other != position) {
+            let Some(chunk) = self.rows.chunk(row, other) else { continue };
+            let chunk = members.chunk(chunk, now);
+            // What is dead there is in nobody's way.
+            taken[usize::from(chunk.member)] |= chunk.presence != Presence::Dead;
+        }
+        let fits = |member: &u8| {
+            let health = members.health(*member, now);
+            health.ready && health.room && !health.full && !self.watch.is_suspect(*member, now)
+        };
+        let free = (0..members.count()).filter(|member| !taken[usize::from(*member)] && fits(member));
+        free.min_by_key(|member| {
+            let health = members.health(*member, now);
+            (health.load / 64, health.puts, (u32::from(*member) + row) % 7)
+        })
+    }
+
+    /// Moves pages out of rows that are mostly holes.
+    fn sweep_pages(&mut self, now: Instant) -> bool {
+        let Some(most) = self.upkeep.emptied() else { return false };
+        // A row that misses something is rebuilt first.
+        let rests = now < self.upkeep.rest_until;
+        if rests || self.watch.away() > 0 || !self.upkeep.compact.has(now) || self.jobs.background >= JOBS_MAX {
+            self.look_by(now + LOOK);
+            return false;
+        }
+        let pages = self.pages.len();
+        if self.upkeep.fruitless >= pages {
+            self.upkeep.fruitless = 0;
+            self.upkeep.rest_until = now + REST;
+        }
+        for _ in 0..PAGES_PER_STEP.min(pages) {
+            self.upkeep.fruitless += 1;
+            self.upkeep.next_page = (self.upkeep.next_page + 1) % pages;
+            let handle = self.pages.nth(self.upkeep.next_page);
+            if self.is_to_move(handle, most) {
+                let State::Kept(place, _) = self.pages.state(handle) else { continue };
+                if !self.start(place, Purpose::Move(handle), now) {
+                    return false;
+                }
+                self.upkeep.fruitless = 0;
+                self.pages.set_moving(handle, true);
+                // Read once, and written with its share of parity.
+                self.upkeep.compact.spend(2.0 + self.shape.parity as f64 / self.shape.data as f64);
+                if self.jobs.background >= JOBS_MAX || !self.upkeep.compact.has(now) {
+                    break;
+                }
+            }
+        }
+        true
+    }
+
+    fn is_to_move(&self, handle: Handle, most: u32) -> bool {
+        let State::Kept(place, _) = self.pages.state(handle) else { return false };
+        self.rows.live(place.row).count_ones() <= most && !self.pages.is_moving(handle)
+    }
+}

@@ -1,0 +1,55 @@
+//! Which members are suspected: those that leave questions unanswered for long.
+
+use std::time::{Duration, Instant};
+
+use super::members::{Health, Members};
+
+/// What a member may leave unanswered before it is suspected, while others answer in a fraction of that.
+pub(super) const SUSPECT_AFTER: Duration = Duration::from_millis(50);
+/// How long suspicion lasts if nothing is heard; any answer ends it.
+const SUSPECTED_FOR: Duration = Duration::from_secs(1);
+
+/// What is remembered of members.
+pub(super) struct Watch {
+    members: Vec<Watched>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Watched {
+    suspected_until: Option<Instant>,
+    known: Health,
+}
+
+impl Watch {
+    pub(super) fn new(members: usize) -> Self {
+        Self { members: vec![Watched::default(); members] }
+    }
+
+    pub(super) fn suspect(&mut self, member: u8, now: Instant) {
+        self.members[usize::from(member)].suspected_until = Some(now + SUSPECTED_FOR);
+    }
+
+    pub(super) fn answered(&mut self, member: u8) {
+        self.members[usize::from(member)].suspected_until = None;
+    }
+
+    pub(super) fn is_suspect(&self, member: u8, now: Instant) -> bool {
+        self.members[usize::from(member)].suspected_until.is_some_and(|until| now < until)
+    }
+
+    /// Takes note of how members are. Returns whether one has come, gone, or forgotten what it had.
+    pub(super) fn look(&mut self, members: &dyn Members, now: Instant) -> bool {
+        let mut changed = false;
+        for (member, watched) in (0..members.count()).zip(&mut self.members) {
+            let health = members.health(member, now);
+            let known = std::mem::replace(&mut watched.known, health);
+            changed |= (health.ready, health.gone, health.life) != (known.ready, known.gone, known.life);
+        }
+        changed
+    }
+
+    /// Members that cannot be asked.
+    pub(super) fn away(&self) -> usize {
+        self.members.iter().filter(|watched| !watched.known.ready).count()
+    }
+}
