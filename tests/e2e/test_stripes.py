@@ -1,0 +1,170 @@
+"""Pools that survive the loss of servers: some are killed, come back empty, or are stopped, and programs notice nothing."""
+
+import random
+import signal
+import time
+
+import clients
+import pytest
+from harness import MIB, eventually
+from mechanics import Program
+from test_pool_faults import counted, holder, whole  # noqa: F401
+from test_pools import pages_out
+from test_programs import redis_command, value
+
+
+def pool_of(servers, count, parameters):
+    """So many servers, and the URL that names them."""
+    members = [servers.spillway() for _ in range(count)]
+    return members, f"tcp://{','.join(member.address for member in members)}?{parameters}"
+
+
+def protection(spillway, target):
+    """How the pool of a program is."""
+    return (spillway.find(target.pid) or {}).get("protection") or {}
+
+
+def rebuilt(spillway, target, chunks):
+    """Waits until so many chunks were rebuilt, and nothing is missing."""
+
+    def done():
+        now = protection(spillway, target)
+        return now.get("rebuilt_chunks", 0) >= chunks and not now["degraded"] and not now["rebuilding"] and now
+
+    return eventually(done, f"{chunks} chunks to be rebuilt", 40)
+
+
+def anew(servers, members, at):
+    """Another server in the place of one that was killed."""
+    members[at] = servers.spillway(port=members[at].port)
+
+
+def test_each_server_is_killed_and_comes_back_empty(holder, spillway, servers):  # noqa: F811
+    members, url = pool_of(servers, 3, "data=2&parity=1&deadline=2s")
+    target, attached, entry = holder(url)
+    assert entry["stored_bytes"] > 8 * MIB and entry["protection"]["groups"] > 500, entry
+    chunks = 0
+    for at in range(3):
+        members[at].kill()
+        whole(target)
+        assert protection(spillway, target)["reconstructed"] > 0
+        anew(servers, members, at)
+        chunks = rebuilt(spillway, target, chunks + 200)["rebuilt_chunks"]
+        whole(target)
+    now = protection(spillway, target)
+    assert now["lost_pages"] == 0, now
+    spillway.detach(target.pid)
+    attached.finish(timeout=20).must_succeed()
+    whole(target)
+
+
+def test_two_servers_may_go_where_there_is_parity_for_two(holder, spillway, servers):  # noqa: F811
+    members, url = pool_of(servers, 5, "data=3&parity=2&deadline=2s")
+    target, _, _ = holder(url)
+    members[0].kill()
+    members[3].kill()
+    whole(target)
+    assert protection(spillway, target)["lost_pages"] == 0
+
+
+def test_a_spare_takes_what_a_dead_server_had(holder, spillway, servers):  # noqa: F811
+    members, url = pool_of(servers, 4, "data=2&parity=1&deadline=1s")
+    target, _, _ = holder(url)
+    members[2].kill()
+    rebuilt(spillway, target, 200)
+    members[0].kill()
+    whole(target)
+
+
+def test_a_stopped_server_does_not_stop_programs(processes, spillway, build, servers):
+    members, url = pool_of(servers, 5, "data=4&parity=1&deadline=5s")
+    target = Program(processes, [build("fill"), 48], spillway, "12M", ["--pool", url]).ready()
+    pages_out(spillway, target, 24)
+    members[1].send(signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        for command in ["verify", "rewrite", "verify"]:
+            target.ask(command)
+        assert time.monotonic() - began < 15
+    finally:
+        members[1].send(signal.SIGCONT)
+    for command in ["verify", "fork", "rewrite", "verify"]:
+        target.ask(command)
+    target.tell("exit 7")
+    assert target.status() == 7, target.err
+
+
+def test_a_program_is_killed_under_while_it_writes(processes, spillway, build, servers):
+    members, url = pool_of(servers, 3, "data=2&parity=1&deadline=2s")
+    target = Program(processes, [build("fill"), 48], spillway, "12M", ["--pool", url]).ready()
+    pages_out(spillway, target, 24)
+    target.tell("rewrite")
+    time.sleep(0.05)
+    members[0].kill()
+    while (line := target.line()) != "OK":
+        assert not line.startswith("BAD"), line
+    for command in ["verify", "rewrite", "verify"]:
+        target.ask(command)
+    anew(servers, members, 0)
+    rebuilt(spillway, target, 100)
+    members[2].kill()
+    for command in ["verify", "rewrite", "verify"]:
+        target.ask(command)
+    target.tell("exit 7")
+    assert target.status() == 7, target.err
+
+
+def test_redis_keeps_every_value_while_servers_come_and_go(spillway, servers, need, tmp_path):
+    (server,) = need("redis-server")
+    members, url = pool_of(servers, 3, "data=2&parity=1&deadline=2s")
+    running = spillway.start([server, *redis_command(tmp_path, tmp_path / "dump.rdb")], 40 * MIB, "--pool", url)
+    redis = clients.Redis(tmp_path / "socket")
+    keys = [b"key:%d" % i for i in range(30000)]
+    version = dict.fromkeys(keys, 0)
+    assert set(redis.pipeline(("SET", key, value(key, 0)) for key in keys)) == {b"OK"}
+    eventually(lambda: spillway.find(running.pid)["stored_bytes"] > 16 * MIB, "pages in the pool")
+    dice = random.Random(5)
+
+    def churn():
+        for _ in range(20):
+            some = dice.sample(keys, 200)
+            for key in some:
+                version[key] += 1
+            assert set(redis.pipeline(("SET", key, value(key, version[key])) for key in some)) == {b"OK"}
+            some = dice.sample(keys, 200)
+            assert redis.call("MGET", *some) == [value(key, version[key]) for key in some]
+
+    for at in [1, 2]:
+        churn()
+        members[at].kill()
+        churn()
+        before = (spillway.find(running.pid)["protection"])["rebuilt_chunks"]
+        anew(servers, members, at)
+
+        def back(before=before):
+            now = spillway.find(running.pid)["protection"]
+            return now["rebuilt_chunks"] > before and not now["degraded"]
+
+        eventually(back, "what was lost to be rebuilt", 40)
+        churn()
+    for at in range(0, len(keys), 500):
+        some = keys[at : at + 500]
+        assert redis.call("MGET", *some) == [value(key, version[key]) for key in some]
+    redis.stream.sendall(redis.encode("SHUTDOWN", "NOSAVE"))
+    running.finish(timeout=20).must_succeed()
+
+
+@pytest.mark.parametrize("kind", ["memcached", "redis"])
+def test_caches_are_members_too(holder, spillway, servers, kind):  # noqa: F811
+    members = [servers.memcached("-M") if kind == "memcached" else servers.redis() for _ in range(3)]
+    url = f"{kind}://{','.join(member.address for member in members)}?data=2&parity=1&deadline=2s"
+    target, _, _ = holder(url)
+    members[1].kill()
+    whole(target)
+    assert protection(spillway, target)["lost_pages"] == 0
+
+
+def test_too_few_servers_are_refused(spillway):
+    done = spillway.cli("run", "--pool", "tcp://a,b,c?data=4&parity=1", "--", "true")
+    assert done.returncode == 2
+    assert "needs 5 servers, but 3 are named: name 2 more, or give `data=2&parity=1`" in done.stderr
