@@ -94,26 +94,28 @@ def test_a_stopped_server_does_not_stop_programs(processes, spillway, build, ser
     assert target.status() == 7, target.err
 
 
-def test_a_program_is_killed_under_while_it_writes(processes, spillway, build, servers):
+@pytest.mark.limit(240)
+def test_servers_are_killed_while_a_program_writes(processes, spillway, build, servers):
     members, url = pool_of(servers, 3, "data=2&parity=1&deadline=2s")
     target = Program(processes, [build("fill"), 48], spillway, "12M", ["--pool", url]).ready()
     pages_out(spillway, target, 24)
     target.tell("rewrite")
     time.sleep(0.05)
     members[0].kill()
-    while (line := target.line()) != "OK":
+    while (line := target.line(60)) != "OK":
         assert not line.startswith("BAD"), line
     for command in ["verify", "rewrite", "verify"]:
-        target.ask(command)
+        target.ask(command, 60)
     anew(servers, members, 0)
     rebuilt(spillway, target, 100)
     members[2].kill()
     for command in ["verify", "rewrite", "verify"]:
-        target.ask(command)
+        target.ask(command, 60)
     target.tell("exit 7")
     assert target.status() == 7, target.err
 
 
+@pytest.mark.limit(240)
 def test_redis_keeps_every_value_while_servers_come_and_go(spillway, servers, need, tmp_path):
     (server,) = need("redis-server")
     members, url = pool_of(servers, 3, "data=2&parity=1&deadline=2s")
