@@ -75,7 +75,7 @@ impl Pager {
             if left == 0 {
                 let ends = *block_ends.get_or_insert_with(|| {
                     let before = last.map_or(page, |run| PageIndex(run.page.0 + run.pages - 1));
-                    Self::block_end(setting, pages.area(before), before)
+                    Self::block_end(setting, pages.area(before).as_ref(), before)
                 });
                 let goes_on = last.is_some_and(|run| run.page.plus(run.pages) == page && page < ends);
                 if !goes_on {

@@ -156,9 +156,14 @@ impl<C: Holds> Chunks<C> {
         self.slots.reserve(wanted);
     }
 
+    /// Chunks there are, and in stock.
+    pub(crate) fn held(&self) -> usize {
+        self.slots.len() + self.stock.len()
+    }
+
     /// Bytes occupied.
     pub(crate) fn bytes(&self) -> u64 {
-        let chunks = (self.slots.len() + self.stock.len()) * size_of::<Chunk<C>>();
+        let chunks = self.held() * size_of::<Chunk<C>>();
         let index = self.slots.capacity() * size_of::<(u64, usize)>() + self.chunks.capacity() * size_of::<usize>();
         (chunks + index) as u64
     }

@@ -2,9 +2,11 @@
 #![forbid(unsafe_code)]
 
 pub mod blocks;
+pub mod book;
 mod captures;
 mod chunks;
 pub mod evict;
+pub mod lasting;
 pub mod mappings;
 pub mod page;
 pub mod pager;
@@ -14,6 +16,7 @@ pub mod regions;
 pub mod sample;
 pub mod size;
 pub mod streams;
+mod survival;
 pub mod table;
 pub mod time;
 pub mod trend;

@@ -20,16 +20,18 @@ pub struct BufferCopy {
 /// (`MREMAP_DONTUNMAP`), but only when the word of the move was read. Meanwhile another thread may move a mapping there.
 #[derive(Debug)]
 pub(crate) struct Vacated {
-    target: TargetId,
-    span: Span,
+    pub(crate) target: TargetId,
+    pub(crate) span: Span,
     /// It did: the word to come is not about what is there now.
-    retaken: bool,
+    pub(crate) retaken: bool,
 }
 
 impl Pager {
     /// `span` is registered from now on; returns the parts that were not before, whose resident pages are unknown.
     pub fn add_region(&mut self, target: TargetId, span: Span) -> Vec<Span> {
-        self.regions.add(target, span).iter().map(|region| region.span).collect()
+        let added = self.regions.add(target, span).iter().map(|region| region.span).collect();
+        self.write_down();
+        added
     }
 
     /// A scan saw the pages of `span` resident at a time after they were registered. Pages that have been captured
@@ -89,6 +91,20 @@ impl Pager {
 
     /// `span` is unmapped (`UFFD_EVENT_UNMAP`), but for what of it is in `kept`.
     pub fn unmapped(&mut self, target: TargetId, span: Span, kept: &[Span]) {
+        if let Some(late) = self.pending.iter().position(|pending| *pending == (target, span)) {
+            self.pending.swap_remove(late);
+        }
+        self.unmap(target, span, kept);
+        self.write_down();
+    }
+
+    /// `span` is said to be unmapped, and [`Pager::unmapped`] is to follow.
+    pub fn announced_unmapped(&mut self, target: TargetId, span: Span) {
+        self.pending.push((target, span));
+        self.write_down();
+    }
+
+    fn unmap(&mut self, target: TargetId, span: Span, kept: &[Span]) {
         match self.vacated.iter().position(|vacated| vacated.target == target && vacated.span == span) {
             Some(late) if self.vacated.swap_remove(late).retaken => return,
             Some(_) => {}
@@ -116,14 +132,17 @@ impl Pager {
         self.vacated.iter_mut().filter(mine).for_each(|vacated| vacated.retaken |= overlaps(vacated, there));
         self.vacated.retain(|it| it.target != target || it.retaken || !overlaps(it, span));
         self.vacated.push(Vacated { target, span, retaken: false });
+        self.write_down();
     }
 
     /// The target is gone, with all of its memory.
     pub fn ended(&mut self, target: TargetId) {
         self.vacated.retain(|vacated| vacated.target != target);
         self.kept.retain(|(_, whose)| *whose != target);
+        self.pending.retain(|(whose, _)| *whose != target);
         self.forget_all(target, Span { start: Address(0), end: Address(!0xfff) });
         self.replacement.end_target(target);
+        self.write_down();
     }
 
     /// `parent` forked: the child's address space starts with what the parent had evicted. What is resident is shared
@@ -149,6 +168,7 @@ impl Pager {
                 self.inherit(page, entry, &mut share, copies);
             }
         }
+        self.write_down();
         child
     }
 

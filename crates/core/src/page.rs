@@ -145,6 +145,35 @@ impl Entry {
         Self::UNTOUCHED.with_state(State::Remote).with_handle(Some(handle))
     }
 
+    /// As it is kept in memory.
+    pub(crate) fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// From what is kept in memory: any bits are an entry.
+    pub(crate) fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
+    /// What is still true of it when its pager was killed, but for its buffer and its handle: those must be checked.
+    /// What was under way has not happened; and a store that was being given the page may have used its old copy's place.
+    pub(crate) fn survive(self) -> Self {
+        let kept = Self(self.0 & (REMOVING | STUCK | HANDLE_MASK | BUFFER_MASK));
+        match self.state() {
+            State::Untouched => Self::UNTOUCHED,
+            State::Mapped => Self(kept.0 & !BUFFER_MASK).with_state(State::Mapped),
+            State::Inactive => Self(kept.0 & !REMOVING).with_state(State::Inactive),
+            State::Writing => Self(kept.0 & !REMOVING).with_state(State::Inactive).with_handle(None),
+            State::Remote | State::Fetching => Self(kept.0 & HANDLE_MASK).with_state(State::Remote),
+            State::Lost => Self::LOST,
+        }
+    }
+
+    /// The same page without a clean copy.
+    pub(crate) fn without_handle(self) -> Self {
+        self.with_handle(None)
+    }
+
     /// Where the page is.
     pub fn state(self) -> State {
         match self.0 & STATE_MASK {

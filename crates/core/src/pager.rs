@@ -10,6 +10,7 @@
 use std::collections::VecDeque;
 
 use crate::blocks::Accuracy;
+use crate::book::Book;
 use crate::evict::BATCH_PAGES_MAX;
 use crate::mappings::Vacated;
 use crate::page::{BufferIndex, Entry, HandleBits, Illegal, Released, State, Step};
@@ -20,7 +21,7 @@ use crate::regions::{Region, Regions};
 use crate::streams::{BLOCK_PAGES_MAX, Streams};
 use crate::table::{Hand, Table};
 use crate::trend::Trend;
-use crate::units::{Address, PageIndex, TargetId};
+use crate::units::{Address, PageIndex, Span, TargetId};
 
 /// How much may be local.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -211,6 +212,12 @@ pub struct Pager {
     /// Whether any page was ever lost.
     pub(crate) has_lost: bool,
     pub(crate) vacated: Vec<Vacated>,
+    /// Said to be unmapped, and not believed yet.
+    pub(crate) pending: Vec<(TargetId, Span)>,
+    /// What of this outlives the pager, if anything is to.
+    pub(crate) book: Option<Book>,
+    /// The event that is being applied, or was last.
+    pub(crate) applied: u64,
     /// Pages that must not leave, in order, each target's renewed as a whole.
     pub(crate) kept: Vec<(PageIndex, TargetId)>,
     buffers: u32,
@@ -249,6 +256,9 @@ impl Pager {
             unread: vec![false; buffers],
             has_lost: false,
             vacated: Vec::new(),
+            pending: Vec::new(),
+            book: None,
+            applied: 0,
             kept: Vec::new(),
             buffers: config.buffers,
             write_batch: config.write_batch,
@@ -266,6 +276,7 @@ impl Pager {
         self.streams.push(Streams::default());
         self.trends.push(Trend::default());
         self.replacement.add_target();
+        self.write_down();
         TargetId(u32::try_from(self.streams.len() - 1).expect("fewer processes than 2^32"))
     }
 
@@ -393,6 +404,9 @@ impl Pager {
     pub fn restock(&mut self) {
         self.table.restock();
         self.replacement.restock();
+        if self.table.ran_out() {
+            self.book.iter().for_each(Book::give_up);
+        }
     }
 
     /// Whether there are handles that nobody needs any more.
@@ -494,7 +508,7 @@ impl Pager {
     }
 
     /// Begins to fetch `pages`, the `asked`th of which a fault is about.
-    fn fetch(&mut self, region: &Region, pages: std::ops::Range<u64>, asked: u64) -> Plan {
+    pub(crate) fn fetch(&mut self, region: &Region, pages: std::ops::Range<u64>, asked: u64) -> Plan {
         let page = PageIndex(pages.start);
         let address = region.address_of(page).expect("a fetch stays in its region");
         pages.clone().for_each(|index| self.step(PageIndex(index), Step::Fetch));

@@ -143,18 +143,19 @@ impl Pager {
     fn block_to_fetch(&mut self, target: TargetId, region: &Region, page: PageIndex, may: bool) -> Reach {
         let (setting, enough) = (self.replacement.settings().block, self.blocks().enough);
         let within = area_within(region, page);
-        let Some((area, accuracy)) = self.table.area_mut(page) else { return Reach::only(page) };
-        let block = block_in(setting, area, page);
-        if is_local(area, &block) {
+        let Some((mut area, accuracy)) = self.table.area(page) else { return Reach::only(page) };
+        let block = block_in(setting, &area, page);
+        if is_local(&area, &block) {
             return Reach::only(page);
         }
-        let is_worth_it = setting != Block::Elastic || *accuracy >= enough;
+        let is_worth_it = setting != Block::Elastic || accuracy >= enough;
         let comes_whole = block.len() > 1 && is_worth_it;
-        let stretched = if setting == Block::Elastic { stretch(area, &block, &within) } else { None };
+        let stretched = if setting == Block::Elastic { stretch(&mut area, &block, &within) } else { None };
         let start = page.0 - at(page) as u64;
         let first = block.start.max(within.start);
         let pages = start + first as u64..start + block.end.min(within.end) as u64;
         if let Some(buddy) = stretched {
+            self.table.mark_area(page, &area, accuracy);
             self.counters.stretches += 1;
             // Where pages come alone, they also leave alone: a second chance for half of all pages would only scatter victims.
             if is_worth_it {
@@ -198,35 +199,37 @@ impl Pager {
     /// `page` left local memory. If it was the last of its block, what is known of the block's use is drawn on: REDUCE.
     pub(crate) fn left(&mut self, page: PageIndex) {
         let (setting, enough) = (self.replacement.settings().block, self.blocks().enough);
-        let Some((area, accuracy)) = self.table.area_mut(page) else { return };
-        let block = block_in(setting, area, page);
-        if is_local(area, &block) {
+        let Some((mut area, mut accuracy)) = self.table.area(page) else { return };
+        let block = block_in(setting, &area, page);
+        if is_local(&area, &block) {
             return;
         }
         if block.len() > 1 {
-            let all = Use::of(area, &block);
+            let all = Use::of(&area, &block);
             // Both halves of what was stretched meanwhile had been asked for: that says nothing of what comes along.
             let sample = all.sample().filter(|_| !area[block.clone()].iter().any(|entry| entry.is_stretched()));
             if let Some((others, used)) = sample {
-                if setting != Block::Elastic || *accuracy >= enough {
+                if setting != Block::Elastic || accuracy >= enough {
                     self.counters.sampled_pages += others;
                     self.counters.sampled_used_pages += used;
                 }
                 accuracy.learn(others, used);
             }
             if setting == Block::Elastic && all.is_half_or_less() {
-                reduce(area, &block);
+                reduce(&mut area, &block);
                 self.counters.reductions += 1;
             }
         }
         area[block].iter_mut().for_each(crate::page::Entry::forget_use);
+        self.table.mark_area(page, &area, accuracy);
     }
 
     /// The block of `page` falls apart: its pages have nothing in common any more.
     pub(crate) fn part(&mut self, page: PageIndex) {
-        if let Some((area, _)) = self.table.area_mut(page) {
-            let block = block_of(area, at(page));
-            reduce(area, &block);
+        if let Some((mut area, accuracy)) = self.table.area(page) {
+            let block = block_of(&area, at(page));
+            reduce(&mut area, &block);
+            self.table.mark_area(page, &area, accuracy);
         }
     }
 
@@ -248,7 +251,7 @@ impl Pager {
         let mut pages = [0; 5];
         self.table.used_in(PageIndex(0), u64::MAX, |page, _| {
             let Some((area, _)) = self.table.area(page) else { return };
-            let block = block_in(self.replacement.settings().block, area, page);
+            let block = block_in(self.replacement.settings().block, &area, page);
             pages[block.len().ilog2() as usize] += 1;
         });
         pages
@@ -258,7 +261,7 @@ impl Pager {
     pub(crate) fn audit_blocks(&self) {
         self.table.used_in(PageIndex(0), u64::MAX, |page, _| {
             let Some((area, _)) = self.table.area(page) else { return };
-            let block = block_of(area, at(page));
+            let block = block_of(&area, at(page));
             let pages = block.len();
             assert!(pages.is_power_of_two() && block.start.is_multiple_of(pages), "{page:?} in {block:?}");
             let start = page.0 - at(page) as u64;

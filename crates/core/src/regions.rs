@@ -43,6 +43,17 @@ pub struct Regions {
     by_address: BTreeMap<(TargetId, Address), Region>,
     by_page: BTreeMap<PageIndex, (TargetId, Address)>,
     next: u64,
+    /// What has changed, for the book; none where nobody keeps one.
+    changes: Option<Vec<Change>>,
+}
+
+/// A change that all others are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// This region is there.
+    Put(Region),
+    /// The region that begins with this page is not there any more.
+    Take(PageIndex),
 }
 
 impl Regions {
@@ -134,12 +145,50 @@ impl Regions {
         region
     }
 
+    /// From now on, changes are kept until they are asked for.
+    pub(crate) fn record(&mut self) {
+        self.changes.get_or_insert_default();
+    }
+
+    /// What has changed since this was last asked.
+    pub(crate) fn changes(&mut self) -> impl Iterator<Item = Change> {
+        self.changes.as_mut().into_iter().flat_map(|changes| changes.drain(..))
+    }
+
+    /// All regions of all targets.
+    pub(crate) fn all(&self) -> impl Iterator<Item = Region> + '_ {
+        self.by_address.values().copied()
+    }
+
+    /// Puts a region where it was, unless something is there.
+    pub(crate) fn put_back(&mut self, region: Region) -> Option<()> {
+        let end = region.first.0.checked_add(region.span.pages())?;
+        let before = self.by_page.range(..PageIndex(end)).next_back();
+        let overlaps = before.is_some_and(|(first, key)| first.0 + self.by_address[key].span.pages() > region.first.0);
+        if overlaps || !self.within(region.target, region.span).is_empty() {
+            return None;
+        }
+        self.next = self.next.max(end);
+        self.put(region);
+        Some(())
+    }
+
+    /// Takes the region that begins with this page; none if none does.
+    pub(crate) fn take_back(&mut self, first: PageIndex) -> Option<()> {
+        let key = self.by_page.get(&first)?;
+        let region = self.by_address[key];
+        self.take(region);
+        Some(())
+    }
+
     fn put(&mut self, region: Region) {
+        self.changes.iter_mut().for_each(|changes| changes.push(Change::Put(region)));
         self.by_address.insert((region.target, region.span.start), region);
         self.by_page.insert(region.first, (region.target, region.span.start));
     }
 
     fn take(&mut self, region: Region) {
+        self.changes.iter_mut().for_each(|changes| changes.push(Change::Take(region.first)));
         self.by_address.remove(&(region.target, region.span.start));
         self.by_page.remove(&region.first);
     }

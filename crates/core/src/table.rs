@@ -2,8 +2,11 @@
 //!
 //! A chunk exists only where something was touched: eight bytes a page and a header a chunk (`chunks.rs`).
 
+use std::sync::atomic::Ordering::{Relaxed, Release};
+
 use crate::blocks::{AREA_PAGES, Accuracy, Area};
 use crate::chunks::{CHUNK_PAGES_U64, Chunks, Holds, split};
+use crate::lasting::{Leaf, Sheet};
 use crate::page::{Entry, State};
 use crate::units::PageIndex;
 
@@ -19,17 +22,40 @@ struct Entries {
     used: u16,
     /// What pages that come along with others are worth here.
     accuracy: Accuracy,
-    entries: [Entry; CHUNK_PAGES],
+    leaf: Leaf,
+}
+
+impl Entries {
+    fn get(&self, within: usize) -> Entry {
+        Entry::from_bits(self.leaf[within].load(Relaxed))
+    }
+
+    /// One store, after all that came before it: whoever finds the entry finds what it tells of.
+    fn set(&self, within: usize, entry: Entry) {
+        self.leaf[within].store(entry.bits(), Release);
+    }
+
+    /// Counts anew.
+    fn count(&mut self) -> (u16, u16) {
+        let mapped = (0..CHUNK_PAGES).filter(|&at| self.get(at).state() == State::Mapped).count();
+        let used = (0..CHUNK_PAGES).filter(|&at| self.get(at).state() != State::Untouched).count();
+        let small = |count: usize| u16::try_from(count).expect("at most 512");
+        (self.mapped, self.used) = (small(mapped), small(used));
+        (self.mapped, self.used)
+    }
 }
 
 impl Holds for Entries {
     fn nothing() -> Self {
-        Self { mapped: 0, used: 0, accuracy: Accuracy::default(), entries: [Entry::UNTOUCHED; CHUNK_PAGES] }
+        Self { mapped: 0, used: 0, accuracy: Accuracy::default(), leaf: Leaf::new() }
     }
 
     fn clear(&mut self) {
-        debug_assert!(self.entries.iter().all(|entry| entry.state() == State::Untouched), "no page is forgotten");
-        self.entries.fill(Entry::UNTOUCHED);
+        debug_assert!(
+            (0..CHUNK_PAGES).all(|at| self.get(at).state() == State::Untouched),
+            "no page is forgotten"
+        );
+        (0..CHUNK_PAGES).for_each(|at| self.set(at, Entry::UNTOUCHED));
         self.accuracy = Accuracy::default();
     }
 }
@@ -44,6 +70,27 @@ pub struct Table {
     fetching: u64,
     writing: u64,
     used: u64,
+    lasting: Option<Sheets>,
+}
+
+/// Sheets for chunks that are to outlive the pager.
+struct Sheets {
+    more: Box<dyn FnMut() -> Option<Sheet> + Send>,
+    spare: Vec<Sheet>,
+    /// There were no more: some chunks will not outlive it.
+    ran_out: bool,
+}
+
+impl Sheets {
+    fn take(&mut self) -> Leaf {
+        match self.spare.pop().or_else(|| (self.more)()) {
+            Some(sheet) => Leaf::Lasting(sheet),
+            None => {
+                self.ran_out = true;
+                Leaf::new()
+            }
+        }
+    }
 }
 
 /// Where a sweep stands: a chunk's slot and a page in it.
@@ -75,18 +122,22 @@ impl Table {
     /// The entry of `page`; untouched when it has none.
     pub fn get(&self, page: PageIndex) -> Entry {
         let (number, within) = split(page);
-        self.chunks.find(number).map_or(Entry::UNTOUCHED, |chunk| chunk.entries[within])
+        self.chunks.find(number).map_or(Entry::UNTOUCHED, |chunk| chunk.get(within))
     }
 
     /// Changes the entry of `page` and returns what `change` returns.
     pub fn update<T>(&mut self, page: PageIndex, change: impl FnOnce(&mut Entry) -> T) -> T {
         let (number, within) = split(page);
-        let slot = self.chunks.slot_or_new(number);
+        let slot = match self.chunks.slot(number) {
+            Some(slot) => slot,
+            None => self.add(number),
+        };
         let chunk = self.chunks.get_mut(slot).expect("slots name chunks that exist");
-        let entry = &mut chunk.entries[within];
+        let mut entry = chunk.get(within);
         let before = entry.state();
-        let result = change(entry);
+        let result = change(&mut entry);
         let after = entry.state();
+        chunk.set(within, entry);
         if before != after {
             let mapped = i64::from(after == State::Mapped) - i64::from(before == State::Mapped);
             let used = i64::from(after != State::Untouched) - i64::from(before != State::Untouched);
@@ -100,27 +151,90 @@ impl Table {
             self.used = self.used.wrapping_add_signed(used);
         }
         if chunk.used == 0 {
-            self.chunks.remove(slot, STOCK);
+            self.remove(slot);
         }
         result
     }
 
-    /// The area that `page` is in, and what is known of pages there that come along with others; none where nothing was ever
-    /// touched.
-    pub fn area(&self, page: PageIndex) -> Option<(&Area, Accuracy)> {
-        let (number, within) = split(page);
-        let chunk = self.chunks.find(number)?;
-        let (areas, _) = chunk.entries.as_chunks();
-        Some((&areas[within / AREA_PAGES], chunk.accuracy))
+    fn add(&mut self, number: u64) -> usize {
+        let slot = self.chunks.slot_or_new(number);
+        if let (Some(sheets), Some(chunk)) = (&mut self.lasting, self.chunks.get_mut(slot)) {
+            if matches!(chunk.leaf, Leaf::Own(_)) {
+                chunk.leaf = sheets.take();
+            }
+            if let Leaf::Lasting(sheet) = &chunk.leaf {
+                sheet.assign(Some(number));
+            }
+        }
+        slot
     }
 
-    /// The same, to be marked; entries must keep their states.
-    pub(crate) fn area_mut(&mut self, page: PageIndex) -> Option<(&mut Area, &mut Accuracy)> {
+    fn remove(&mut self, slot: usize) {
+        if let Some(Leaf::Lasting(sheet)) = self.chunks.get(slot).map(|chunk| &chunk.leaf) {
+            // Marks go before the sheet can be another chunk's.
+            sheet.clear();
+            sheet.assign(None);
+        }
+        // What is to outlive the pager cannot be given back otherwise than to the stock.
+        let most = if self.lasting.is_some() { usize::MAX } else { STOCK };
+        self.chunks.remove(slot, most);
+    }
+
+    /// An empty table, in sheets.
+    pub(crate) fn lasting(more: Box<dyn FnMut() -> Option<Sheet> + Send>) -> Self {
+        Self { lasting: Some(Sheets { more, spare: Vec::new(), ran_out: false }), ..Self::default() }
+    }
+
+    /// Takes over a sheet that was found. `survives` says what of an entry is still true.
+    pub(crate) fn take_over(&mut self, sheet: Sheet, mut survives: impl FnMut(PageIndex, Entry) -> Entry) {
+        let Some(sheets) = &mut self.lasting else { return };
+        let number = sheet.chunk().filter(|&number| number < u64::MAX / CHUNK_PAGES_U64);
+        let Some(number) = number.filter(|&number| self.chunks.slot(number).is_none()) else {
+            sheet.assign(None);
+            sheet.clear();
+            return sheets.spare.push(sheet);
+        };
+        let slot = self.chunks.slot_or_new(number);
+        let chunk = self.chunks.get_mut(slot).expect("it was just made");
+        chunk.leaf = Leaf::Lasting(sheet);
+        for within in 0..CHUNK_PAGES {
+            let page = PageIndex(number * CHUNK_PAGES_U64 + within as u64);
+            chunk.set(within, survives(page, chunk.get(within)));
+        }
+        let (mapped, used) = chunk.count();
+        self.mapped += u64::from(mapped);
+        self.used += u64::from(used);
+        if used == 0 {
+            self.remove(slot);
+        }
+    }
+
+    /// Whether there were no sheets any more when one was needed.
+    pub(crate) fn ran_out(&self) -> bool {
+        self.lasting.as_ref().is_some_and(|sheets| sheets.ran_out)
+    }
+
+    /// The area that `page` is in, and what is known of pages there that come along with others; none where nothing was ever
+    /// touched.
+    pub fn area(&self, page: PageIndex) -> Option<(Area, Accuracy)> {
         let (number, within) = split(page);
-        let slot = self.chunks.slot(number)?;
-        let chunk: &mut Entries = self.chunks.get_mut(slot)?;
-        let (areas, _) = chunk.entries.as_chunks_mut();
-        Some((&mut areas[within / AREA_PAGES], &mut chunk.accuracy))
+        let chunk = self.chunks.find(number)?;
+        let first = within - within % AREA_PAGES;
+        Some((std::array::from_fn(|at| chunk.get(first + at)), chunk.accuracy))
+    }
+
+    /// Marks its entries, which must keep their states.
+    pub(crate) fn mark_area(&mut self, page: PageIndex, area: &Area, accuracy: Accuracy) {
+        let (number, within) = split(page);
+        let first = within - within % AREA_PAGES;
+        let Some(chunk) = self.chunks.slot(number).and_then(|slot| self.chunks.get_mut(slot)) else { return };
+        chunk.accuracy = accuracy;
+        for (at, entry) in (first..).zip(area) {
+            debug_assert_eq!(entry.state(), chunk.get(at).state(), "only marks are changed");
+            if *entry != chunk.get(at) {
+                chunk.set(at, *entry);
+            }
+        }
     }
 
     /// Pages in state `Mapped`.
@@ -145,7 +259,7 @@ impl Table {
 
     /// Bytes that the table occupies.
     pub fn bytes(&self) -> u64 {
-        self.chunks.bytes()
+        self.chunks.bytes() + (self.chunks.held() * size_of::<[Entry; CHUNK_PAGES]>()) as u64
     }
 
     /// The used pages of `[start, start + pages)`, in order. Costs what the range has touched, not its length, as
@@ -158,7 +272,7 @@ impl Table {
             let from = start.0.saturating_sub(base).min(CHUNK_PAGES_U64);
             let to = (end - base).min(CHUNK_PAGES_U64);
             for within in from..to {
-                let entry = chunk.entries[usize::try_from(within).expect("below 512")];
+                let entry = chunk.get(usize::try_from(within).expect("below 512"));
                 if entry.state() != State::Untouched {
                     each(PageIndex(base + within), entry);
                 }
@@ -187,8 +301,13 @@ impl Table {
                 while hand.page < CHUNK_PAGES {
                     let within = hand.page;
                     hand.page += 1;
-                    let entry = &mut chunk.entries[within];
-                    if entry.is_candidate() && !entry.take_chance(believing) {
+                    let mut entry = chunk.get(within);
+                    if !entry.is_candidate() {
+                        continue;
+                    }
+                    let had = entry.take_chance(believing);
+                    chunk.set(within, entry);
+                    if !had {
                         return Some(PageIndex(chunk.number * CHUNK_PAGES_U64 + within as u64));
                     }
                 }
@@ -228,7 +347,7 @@ impl Table {
                 while hand.page < CHUNK_PAGES {
                     let within = hand.page;
                     hand.page += 1;
-                    if wanted(chunk.entries[within]) {
+                    if wanted(chunk.get(within)) {
                         return Some(PageIndex(chunk.number * CHUNK_PAGES_U64 + within as u64));
                     }
                 }
@@ -247,6 +366,12 @@ impl Table {
     /// Refills the stock. Allocates: call it when no fault waits.
     pub fn restock(&mut self) {
         self.chunks.restock(STOCK);
+        if let Some(sheets) = &mut self.lasting {
+            while sheets.spare.len() < STOCK {
+                let Some(sheet) = (sheets.more)() else { break };
+                sheets.spare.push(sheet);
+            }
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use spillway_core::TargetId;
 use spillway_core::evict::{Captured, Run};
 
 use crate::agent::{Moves, Refusal};
+use crate::death::{Batch, Killed};
 use crate::driver::Driver;
 use crate::kernel::{Kernel, Work};
 use crate::letters::Report;
@@ -78,7 +79,11 @@ impl Driver {
             target.agent = None;
             target.flight = Flight::Idle;
             target.buffers.drain(..).for_each(|buffer| self.core.return_buffer(buffer));
-            self.reports.push_back(Report::AgentGone(target.id));
+            let id = target.id;
+            if !self.reader.is_at_work() {
+                self.lose_batch(id);
+            }
+            self.reports.push_back(Report::AgentGone(id));
             return;
         }
         match (target.flight, &mut kernel.threads[agent].work) {
@@ -86,6 +91,12 @@ impl Driver {
                 target.flight = Flight::Idle;
                 let outcomes = std::mem::take(&mut moves.outcomes);
                 kernel.threads[agent].work = Work::Idle;
+                let id = target.id;
+                let taken_up = target.runs.is_empty();
+                self.batches.entry(id).and_modify(|batch| batch.outcomes = Some(outcomes.clone()));
+                if taken_up {
+                    return self.collect_again(kernel, id);
+                }
                 self.collect(kernel, at, &outcomes);
             }
             (Flight::Other, Work::Idle) => target.flight = Flight::Idle,
@@ -129,12 +140,19 @@ impl Driver {
                     self.core.return_buffer(buffer);
                 }
                 self.core.captured(page, outcome);
+                if let Some(left) = &mut self.lives {
+                    if *left == 0 {
+                        std::panic::resume_unwind(Box::new(Killed));
+                    }
+                    *left -= 1;
+                }
             }
         }
         drop(buffers);
         kernel.trace.note(kernel.now, || format!("pager collects {:?} of {}: {outcomes:?}", target.runs, target.space));
         target.runs.clear();
-        self.begin_reading(&staged, kernel.now);
+        let id = target.id;
+        self.begin_reading(id, &staged, kernel.now);
         if captured + stuck == 0 {
             // Mappings are changing: whoever changes them needs the CPU to say so.
             self.yields.until = self.yields.until.max(kernel.now + RETRY);
@@ -186,11 +204,15 @@ impl Driver {
             target.buffers.push(self.core.take_buffer().expect("a buffer for each page chosen"));
         }
         kernel.trace.note(kernel.now, || format!("pager captures {runs:?} of {}", target.space));
-        let pages = |run: &Run| slot(run.address)..slot(run.address.plus_pages(run.pages));
-        let moves = Moves::new(runs.iter().map(pages).collect());
+        let moves = Moves::new(runs.iter().map(Self::slots_of).collect());
+        if self.estate.is_some() {
+            let batch = Batch { runs: runs.clone(), outcomes: None, collected: false };
+            self.batches.insert(target.id, batch);
+        }
         target.runs = runs;
         (target.flight, target.looked) = (Flight::Capture, false);
         let agent = target.agent.expect("it may be captured");
+        self.point();
         kernel.threads[agent].work = Work::Moves(moves);
     }
 

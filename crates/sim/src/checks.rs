@@ -150,6 +150,8 @@ impl World {
     /// Everything is brought home and let go of; guests then read what they must read, without a pager.
     pub(crate) fn release(&mut self) -> Result<(), Failure> {
         self.kernel.quiet = false;
+        // Nobody takes over what was let go of.
+        self.fate = None;
         self.driver.commands.push_back(Command::Release);
         let begun = self.kernel.now;
         if self.setting.store_loses {

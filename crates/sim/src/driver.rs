@@ -3,7 +3,7 @@
 //! The real one runs while its targets run. So this one is cut into steps between which anything may happen: one command,
 //! one read, one message of what was read, or one turn of the work that is due.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use spillway_core::page::State;
 use spillway_core::pager::{Budget, Config, Outcome, Pager, Plan, Served, Stop};
@@ -11,6 +11,8 @@ use spillway_core::streams::BLOCK_PAGES_MAX;
 use spillway_core::{Address, Span, TargetId};
 
 use crate::capture::{Flight, OVERDRAFT_PAGES, Yield};
+use crate::death::{Batch, Inbox};
+use crate::estate::Estate;
 use crate::fork::Forking;
 use crate::journeys::Journeys;
 use crate::kernel::Kernel;
@@ -62,7 +64,17 @@ pub struct Driver {
     pub(crate) journeys: Journeys,
     /// A fork that was heard of, and waits for the store.
     pub(crate) forking: Option<Forking>,
-    inbox: VecDeque<(usize, Message)>,
+    pub(crate) inbox: Inbox,
+    /// The message that was applied in the last step, if it was an event.
+    last: Option<(usize, Message, u64)>,
+    /// Messages read so far.
+    pub(crate) numbers: u64,
+    /// Captures under way, for whoever takes over.
+    pub(crate) batches: BTreeMap<TargetId, Batch>,
+    /// What outlives this driver, if it may be killed.
+    pub(crate) estate: Option<Estate>,
+    /// It is killed at that many points from here.
+    pub(crate) lives: Option<u32>,
     /// Whose turn it is: 0 for commands, a target's place plus one, and then the work that is due.
     place: usize,
     busy: bool,
@@ -74,8 +86,24 @@ impl Driver {
     /// A driver without targets.
     pub fn new(budget: Budget, buffers: u32, store: Store, mutation: Option<Mutation>) -> Self {
         let write_batch = if store.answers_later() { WRITE_BATCHES[buffers as usize % 4] } else { 1 };
+        let mut driver = Self::with(Pager::new(Config { budget, buffers, write_batch }), store, mutation, None);
+        driver.buffers = vec![Buffered::default(); usize::try_from(buffers).expect("u32 fits")];
+        driver
+    }
+
+    /// The same, in memory that outlives it.
+    pub fn lasting(budget: Budget, buffers: u32, store: Store, mutation: Option<Mutation>) -> Self {
+        let estate = Estate::new();
+        let core = Pager::lasting(Config { budget, buffers, write_batch: 1 }, estate.lasting());
+        let mut driver = Self::with(core, store, mutation, Some(estate));
+        driver.buffers = vec![Buffered::default(); usize::try_from(buffers).expect("u32 fits")];
+        driver
+    }
+
+    /// A driver around this core and store.
+    pub(crate) fn with(core: Pager, store: Store, mutation: Option<Mutation>, estate: Option<Estate>) -> Self {
         Self {
-            core: Pager::new(Config { budget, buffers, write_batch }),
+            core,
             store,
             targets: Vec::new(),
             commands: VecDeque::new(),
@@ -84,13 +112,18 @@ impl Driver {
             mutation,
             excused: false,
             overdraws: false,
-            buffers: vec![Buffered::default(); usize::try_from(buffers).expect("u32 fits")],
+            buffers: Vec::new(),
             yields: Yield::default(),
             reader: Reader::default(),
             release: None,
             journeys: Journeys::default(),
             forking: None,
             inbox: VecDeque::new(),
+            last: None,
+            numbers: 0,
+            batches: BTreeMap::new(),
+            estate,
+            lives: None,
             place: 0,
             busy: false,
             local_before: 0,
@@ -104,7 +137,7 @@ impl Driver {
 
     /// Whether nothing is left to be done for anyone, other than to make room.
     pub fn is_at_rest(&self, kernel: &Kernel) -> bool {
-        let idle = |target: &Target| target.waiting.is_empty() && !kernel.spaces[target.space].uffd.is_readable();
+        let idle = |target: &Target| target.waiting.is_empty() && target.doubts.is_empty() && !kernel.spaces[target.space].uffd.is_readable();
         self.inbox.is_empty()
             && self.forking.is_none()
             && !self.journeys.are_under_way()
@@ -121,7 +154,12 @@ impl Driver {
         if let Some(forking) = self.forking.take() {
             return self.go_on_forking(kernel, forking);
         }
-        if let Some((at, message)) = self.inbox.pop_front() {
+        self.last = None;
+        if let Some((at, message, number)) = self.inbox.pop_front() {
+            if matches!(message, Message::Event(_)) {
+                self.last = Some((at, message.clone(), number));
+                self.core.begin_event(number);
+            }
             return match message {
                 Message::Fault(fault) => {
                     self.serve(kernel, at, Waiting { at: fault.at, write: fault.write, thread: fault.thread });
@@ -163,7 +201,10 @@ impl Driver {
         if !self.is(Mutation::ServeBeforeChanges) {
             messages.sort_by_key(|message| matches!(message, Message::Fault(_)));
         }
-        self.inbox.extend(messages.into_iter().map(|message| (at, message)));
+        for message in messages {
+            self.numbers += 1;
+            self.inbox.push_back((at, message, self.numbers));
+        }
     }
 
     /// Serves a fault, or lets it wait.
@@ -188,10 +229,12 @@ impl Driver {
         while let Some(plan) = self.core.ahead() {
             let (plan, outcome) = self.perform(kernel, plan, space);
             kernel.trace.note(kernel.now, || format!("pager goes ahead in {space}: {plan:?} {outcome:?}"));
+            self.point();
             self.core.installed_ahead(plan, outcome);
         }
         let (plan, outcome) = self.perform(kernel, plan, space);
         kernel.trace.note(kernel.now, || format!("pager serves {} of {space}: {plan:?} {outcome:?}", fault.at));
+        self.point();
         let served = self.core.installed(plan, outcome);
         if unknown && outcome.done == 0 && outcome.stop == Some(Stop::Exists) {
             self.found_by_fault(id, fault.at);
@@ -258,14 +301,17 @@ impl Driver {
             Event::Remap { .. } if self.is(Mutation::IgnoreRemap) => {}
             Event::Remove(pages) => {
                 self.core.removed(id, span(&pages));
+                self.point();
                 self.announce(id, pages);
             }
             Event::Unmap(pages) => {
                 self.core.unmapped(id, span(&pages), &[]);
+                self.point();
                 uffd.wake(&pages);
             }
             Event::Remap { from, to } => {
                 self.core.remapped(id, span(&from), address(to));
+                self.point();
                 uffd.wake(&from);
             }
             Event::Fork(child) => self.fork(kernel, id, child),
@@ -316,6 +362,7 @@ impl Driver {
             if !self.is(Mutation::KeepReleased) {
                 self.store.release(bits);
             }
+            self.point();
         }
     }
 
@@ -331,6 +378,7 @@ impl Driver {
         if let (Ok(_), Some(previous)) = (put, previous) {
             self.journeys.write_ends(previous);
         }
+        self.point();
         match put {
             Ok(Put::Unchanged(handle)) => self.core.written(write, handle, true),
             Ok(Put::Stored(handle)) => self.core.written(write, handle, false),
@@ -349,6 +397,7 @@ impl Driver {
 
     fn retry_waiting(&mut self, kernel: &mut Kernel) {
         for at in 0..self.targets.len() {
+            self.settle_doubts(kernel, at);
             if let Some(target) = self.targets[at].as_mut().filter(|target| target.may_serve()) {
                 for fault in std::mem::take(&mut target.waiting) {
                     self.serve(kernel, at, fault);
@@ -368,10 +417,18 @@ impl Driver {
             let Some(target) = &self.targets[id.0 as usize] else { break };
             if kernel.spaces[target.space].register(&range(span)) {
                 kernel.trace.note(kernel.now, || format!("pager registers {:?} of {}", range(span), target.space));
+                self.point();
                 new.extend(self.core.add_region(id, span));
             }
         }
         new
+    }
+
+    /// What is left of it when it is killed.
+    pub(crate) fn into_parts(self) -> Parts {
+        let Self { store, estate, buffers, batches, inbox, last, numbers, targets, .. } = self;
+        let targets = targets.into_iter().flatten().map(|target| (target.id, target.space, target.agent)).collect();
+        Parts { store, estate, buffers, batches, inbox, last, numbers, targets }
     }
 
     /// Goes on with the loop although a command waits.
@@ -388,4 +445,16 @@ impl Driver {
         let address: Address = address(at);
         self.core.regions().at(id, address).map(|region| region.page_at(address))
     }
+}
+
+/// What is left of a driver that was killed.
+pub(crate) struct Parts {
+    pub(crate) store: Store,
+    pub(crate) estate: Option<Estate>,
+    pub(crate) buffers: Vec<Buffered>,
+    pub(crate) batches: BTreeMap<TargetId, Batch>,
+    pub(crate) inbox: Inbox,
+    pub(crate) last: Option<(usize, Message, u64)>,
+    pub(crate) numbers: u64,
+    pub(crate) targets: Vec<(TargetId, usize, Option<usize>)>,
 }

@@ -20,7 +20,9 @@ pub mod agent;
 pub mod calls;
 mod capture;
 mod checks;
+mod death;
 pub mod driver;
+mod estate;
 mod failure;
 mod fork;
 pub mod guest;
@@ -49,7 +51,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 pub use failure::Failure;
 pub use many::run_many;
 pub use mutation::Mutation;
-pub use world::{Plan, Seen};
+pub use world::{DEATHS, Plan, Seen};
 
 use trace::Trace;
 use world::World;

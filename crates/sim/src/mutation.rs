@@ -72,11 +72,23 @@ pub enum Mutation {
     ForkUnread,
     /// Believes of a buffer that is filled anew what was found of what it held before.
     TrustOldComparison,
+    /// Takes over without asking what was moved out and had not reached its buffers.
+    ForgetStaging,
+    /// Takes over without the events that were read and not applied.
+    ForgetEvents,
+    /// Applies an event again that the book says was applied.
+    ApplyTwice,
+    /// Takes over and wakes nobody whose fault the other pager had read.
+    ForgetWake,
+    /// Drops the record of a capture before its pages are in their buffers.
+    ReadTooEarly,
+    /// Takes pages for moved out that have come back since.
+    CollectTwice,
 }
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 34] = [
+    pub const ALL: [Self; 40] = [
         Self::ReadDuringCapture,
         Self::ServeBeforeChanges,
         Self::CaptureRemoving,
@@ -111,5 +123,11 @@ impl Mutation {
         Self::StealUnread,
         Self::ForkUnread,
         Self::TrustOldComparison,
+        Self::ForgetStaging,
+        Self::ForgetEvents,
+        Self::ApplyTwice,
+        Self::ForgetWake,
+        Self::ReadTooEarly,
+        Self::CollectTwice,
     ];
 }

@@ -1,9 +1,9 @@
 //! The driver's reader: what was captured leaves staging some time later. A fault on it is served from there meanwhile.
 //! Some of it is compared with its clean copy on the way, if the store answers at once.
 
-use spillway_core::PageIndex;
 use spillway_core::evict::Bytes;
 use spillway_core::page::{BufferIndex, HandleBits};
+use spillway_core::{PageIndex, TargetId};
 
 use crate::driver::Driver;
 use crate::mutation::Mutation;
@@ -28,6 +28,8 @@ pub struct Buffered {
 pub struct Reader {
     /// Where they go, and what they hold in staging.
     pages: Vec<(PageIndex, BufferIndex, Buffered)>,
+    /// Whose they are.
+    of: Option<TargetId>,
     until: u64,
 }
 
@@ -38,24 +40,26 @@ impl Reader {
     }
 
     /// Begins to read this, which is in staging: for a while that differs from time to time.
-    fn begin(&mut self, pages: impl Iterator<Item = (PageIndex, BufferIndex, Buffered)>, now: u64) {
+    fn begin(&mut self, of: TargetId, pages: impl Iterator<Item = (PageIndex, BufferIndex, Buffered)>, now: u64) {
         // Whoever captures meanwhile has dropped what was there.
         self.pages.iter_mut().for_each(|(_, _, buffered)| buffered.value = 0);
         self.pages.extend(pages);
+        self.of = Some(of);
         self.until = now + now % READING_MOST;
     }
 }
 
 impl Driver {
     /// Begins to read what was captured: page, buffer, and what it holds.
-    pub(crate) fn begin_reading(&mut self, staged: &[(PageIndex, BufferIndex, u64)], now: u64) {
+    pub(crate) fn begin_reading(&mut self, of: TargetId, staged: &[(PageIndex, BufferIndex, u64)], now: u64) {
         let compares = !self.store.answers_later() && !now.is_multiple_of(NOT_COMPARED);
         let (core, store) = (&self.core, &self.store);
         let looked_at = staged.iter().map(|&(page, buffer, value)| {
             let clean = core.handle_of(page).filter(|clean| compares && store.holds(*clean, value));
             (page, buffer, Buffered { value, same_as: clean })
         });
-        self.reader.begin(looked_at, now);
+        self.reader.begin(of, looked_at, now);
+        self.batches.entry(of).and_modify(|batch| batch.collected = true);
     }
 
     /// Takes over what was read, if it has been, or must be. True when nothing is being read any more.
@@ -63,7 +67,15 @@ impl Driver {
         if now < self.reader.until && !must {
             return !self.reader.is_at_work();
         }
+        if !self.reader.is_at_work() {
+            return true;
+        }
+        let of = self.reader.of.expect("someone's pages are being read");
+        if self.is(Mutation::ReadTooEarly) {
+            self.batches.remove(&of);
+        }
         for (page, buffer, mut buffered) in std::mem::take(&mut self.reader.pages) {
+            self.point();
             let (held, value) = (&mut self.buffers[buffer.0 as usize], buffered.value);
             if self.mutation == Some(Mutation::TrustOldComparison) {
                 buffered.same_as = buffered.same_as.or(held.same_as);
@@ -71,6 +83,8 @@ impl Driver {
             *held = buffered;
             self.core.read(page, buffer, if value == 0 { Bytes::Zero } else { Bytes::Here });
         }
+        self.point();
+        self.batches.remove(&of);
         true
     }
 

@@ -50,6 +50,7 @@ impl Driver {
             Command::RemovalSeen { target, removal, gone, all } => self.removal_seen(target, removal, &gone, all),
             Command::RemovalOver { target, removal } => self.removal_over(target, removal),
             Command::Ended { target } => {
+                self.batches.remove(&target);
                 self.core.ended(target);
                 self.outstanding.forget(target);
                 let gone = self.targets[target.0 as usize].take();

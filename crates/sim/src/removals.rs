@@ -67,6 +67,10 @@ impl Driver {
     pub(crate) fn found(&mut self, target: TargetId, spans: &[Span]) {
         self.excused = true;
         let trusting = self.is(Mutation::TrustScan);
+        if let Some(target) = self.targets[target.0 as usize].as_mut().filter(|target| target.doubtful) {
+            target.doubtful = false;
+            target.doubts = spans.iter().flat_map(|&span| range(span)).collect();
+        }
         for at in spans.iter().flat_map(|&span| range(span)) {
             let page = at..at + 1;
             match self.outstanding.last_of(target, &page).filter(|_| !trusting) {

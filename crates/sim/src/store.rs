@@ -203,6 +203,24 @@ impl Store {
         Some(value)
     }
 
+    /// Whether there is a page under this handle.
+    pub fn has(&self, handle: HandleBits) -> bool {
+        self.kept.get(index(handle)).is_some_and(Option::is_some)
+    }
+
+    /// These are all references that there are.
+    pub fn recount(&mut self, references: &BTreeMap<HandleBits, u64>) {
+        for at in 0..self.kept.len() {
+            let Some(held) = self.kept[at].map(|kept| kept.references) else { continue };
+            let (handle, now) = (name(at), references.get(&name(at)).copied().unwrap_or(0));
+            // One at a time and at least one more, so that the last goes the usual way.
+            for _ in held..now {
+                self.share(handle);
+            }
+            (now..held).for_each(|_| self.release(handle));
+        }
+    }
+
     /// References held.
     pub fn references(&self) -> u64 {
         self.references

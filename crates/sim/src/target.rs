@@ -49,6 +49,10 @@ pub struct Target {
     pub inherits: bool,
     /// Faults that wait.
     pub waiting: Vec<Waiting>,
+    /// The next scan is to tell which pages are there although they count as outside.
+    pub doubtful: bool,
+    /// Slots that it told of.
+    pub doubts: Vec<usize>,
 }
 
 impl Target {
@@ -69,12 +73,14 @@ impl Target {
             changes: 0,
             inherits: true,
             waiting: Vec::new(),
+            doubtful: false,
+            doubts: Vec::new(),
         }
     }
 
     /// Whether pages of it may be captured now.
     pub fn may_capture(&self) -> bool {
-        self.agent.is_some() && self.flight == Flight::Idle && self.looked && self.inherits
+        self.agent.is_some() && self.flight == Flight::Idle && self.looked && self.inherits && !self.doubtful
     }
 
     /// Whether its faults may be served now.

@@ -47,6 +47,12 @@ pub struct Watcher {
 }
 
 impl Watcher {
+    /// The watcher of a pager that takes over: it knows of what was managed, and looks at everything again.
+    pub fn succeed(targets: impl Iterator<Item = (TargetId, usize)>) -> Self {
+        let known = |(target, space)| Known { target, space, equipped: true, rescan: true, unseen: true };
+        Self { known: targets.map(known).collect(), ..Self::default() }
+    }
+
     /// Whether nothing is left to be looked at.
     pub fn is_at_rest(&self, kernel: &Kernel) -> bool {
         let settled = |known: &Known| kernel.spaces[known.space].alive && !(known.equipped && known.rescan);

@@ -1,8 +1,11 @@
 //! One run: who takes the next step, and what must hold all the while.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use spillway_core::blocks::Accuracy;
 use spillway_core::pager::{Blocks, Budget, Counters};
 
+use crate::death::Killed;
 use crate::driver::Driver;
 use crate::failure::Failure;
 use crate::guest::Theme;
@@ -17,6 +20,12 @@ use crate::store::Store;
 use crate::trace::Trace;
 use crate::transfers::Transfers;
 use crate::watcher::Watcher;
+
+/// In runs of seeds from here on pagers are killed.
+pub const DEATHS: u64 = 1 << 32;
+
+/// Of how many steps of the pager it is killed within one, or behind one.
+const DEATH_EVERY: usize = 250;
 
 /// What a run is asked to do.
 #[derive(Clone, Copy, Debug)]
@@ -42,6 +51,10 @@ pub struct Seen {
     pub travels: Travels,
     /// Runs that ended in a release.
     pub releases: u64,
+    /// Pagers that were killed.
+    pub deaths: u64,
+    /// Of those, the ones that had begun a capture and not ended it.
+    pub captures_taken_up: u64,
 }
 
 impl Seen {
@@ -49,6 +62,8 @@ impl Seen {
     pub fn add(&mut self, other: &Self) {
         self.steps += other.steps;
         self.releases += other.releases;
+        self.deaths += other.deaths;
+        self.captures_taken_up += other.captures_taken_up;
         self.events.add(&other.events);
         self.travels.add(&other.travels);
         let (mine, its) = (&mut self.counters, &other.counters);
@@ -77,6 +92,10 @@ pub struct World {
     pub(crate) kernel: Kernel,
     pub(crate) driver: Driver,
     pub(crate) watcher: Watcher,
+    /// When pagers are killed, if they are.
+    pub(crate) fate: Option<Rng>,
+    deaths: u64,
+    captures_taken_up: u64,
 }
 
 /// Steps between two audits of the core, which cost as much as dozens of steps.
@@ -92,7 +111,8 @@ impl World {
         let mut setting = Setting::of(&mut rng);
         // Of a chance of its own: with a store that answers at once everything else stays as it is.
         let mut chance = Rng::new(plan.seed ^ 0x0051_0000_57A7_E000);
-        let later = chance.percent(50);
+        let fate = (plan.seed >= DEATHS).then(|| Rng::new(plan.seed ^ 0x0000_FA7E_0000_0000));
+        let later = fate.is_none() && chance.percent(50);
         if later && chance.percent(60) {
             setting.be_about_journeys(&mut chance);
         }
@@ -103,6 +123,10 @@ impl World {
             setting.replacement = Setting::draw_replacement(&mut taste);
             setting.changes_replacement = taste.percent(30);
         }
+        if fate.is_some() {
+            // Nobody outlives the pager for a child just forked.
+            setting.habits.processes_most = 0;
+        }
         let mut kernel = Kernel::new(setting.habits.clone(), trace);
         for _ in 0..setting.guests {
             let start = rng.below(setting.space_pages - setting.mapped_pages + 1);
@@ -111,13 +135,15 @@ impl World {
         }
         let transfers = later.then(|| Transfers::new(chance));
         let store = Store::new(setting.store_shares, transfers);
-        let mut driver = Driver::new(setting.budget, setting.buffers, store, plan.mutation);
+        let make = if fate.is_some() { Driver::lasting } else { Driver::new };
+        let mut driver = make(setting.budget, setting.buffers, store, plan.mutation);
         driver.core.set_replacement(setting.replacement);
         // What blocks are worth is learnt more slowly than most runs last.
         if Rng::new(plan.seed ^ 0x0000_B10C_0000_0000).percent(70) {
             driver.core.set_blocks(Blocks { enough: Accuracy::ANY, ..Blocks::LARGEST });
         }
-        Self { setting, rng, taste, kernel, driver, watcher: Watcher::default() }
+        let watcher = Watcher::default();
+        Self { setting, rng, taste, kernel, driver, watcher, fate, deaths: 0, captures_taken_up: 0 }
     }
 
     /// The whole run.
@@ -140,7 +166,9 @@ impl World {
         }
         let (events, counters) = (self.kernel.events, self.driver.core.counters());
         let travels = self.driver.journeys.travels;
-        Ok(Seen { steps: self.kernel.now, events, counters, travels, releases: u64::from(releases) })
+        let (deaths, captures_taken_up) = (self.deaths, self.captures_taken_up);
+        let releases = u64::from(releases);
+        Ok(Seen { steps: self.kernel.now, events, counters, travels, releases, deaths, captures_taken_up })
     }
 
     /// What was done last.
@@ -162,7 +190,7 @@ impl World {
         match self.rng.weighted(&self.setting.speeds) {
             0 => self.step_thread(false)?,
             1 => self.step_thread(true)?,
-            2 => self.step_pager()?,
+            2 => self.live_or_die()?,
             3 => self.step_watcher(),
             _ => self.step_nature(),
         }
@@ -189,6 +217,44 @@ impl World {
             self.kernel.threads[thread].away_until = self.kernel.now + self.rng.between(1, 300) as u64;
         }
         self.kernel.step(thread, &mut self.rng)
+    }
+
+    /// A step of the pager, which may be its last, or be cut short.
+    fn live_or_die(&mut self) -> Result<(), Failure> {
+        let lives = self.fate.as_mut().and_then(|fate| (fate.below(DEATH_EVERY) == 0).then(|| fate.below(8)));
+        let Some(lives) = lives.filter(|_| self.driver.may_die()) else { return self.step_pager() };
+        // Where a panic ends the process, pagers are killed between their steps only.
+        self.driver.lives = cfg!(panic = "unwind").then(|| u32::try_from(lives).expect("below 8"));
+        let last = catch_unwind(AssertUnwindSafe(|| self.step_pager()));
+        match last {
+            Err(panic) if panic.is::<Killed>() => {}
+            Err(panic) => std::panic::resume_unwind(panic),
+            Ok(result) => result?,
+        }
+        self.driver.lives = None;
+        if self.driver.may_die() { self.kill() } else { Ok(()) }
+    }
+
+    /// The pager is killed; everyone else goes on for a while; another takes over.
+    fn kill(&mut self) -> Result<(), Failure> {
+        self.kernel.trace.note(self.kernel.now, || "the pager is killed".into());
+        self.deaths += 1;
+        self.captures_taken_up += u64::from(!self.driver.batches.is_empty());
+        let fate = self.fate.as_mut().expect("pagers are killed");
+        let (pause, chance) = (if fate.percent(50) { fate.below(200) } else { 0 }, fate.draw());
+        for _ in 0..pause {
+            let agents = self.rng.percent(50);
+            self.step_thread(agents)?;
+            self.kernel.now += 1;
+        }
+        let fresh = Driver::new(self.setting.budget, 0, Store::new(false, None), None);
+        let killed = std::mem::replace(&mut self.driver, fresh);
+        self.driver = killed.succeed(&mut self.kernel, chance).map_err(Failure::new)?;
+        let targets = self.driver.targets.iter().flatten().map(|target| (target.id, target.space));
+        self.watcher = Watcher::succeed(targets);
+        self.driver.core.audit();
+        self.kernel.trace.note(self.kernel.now, || "another pager has taken over".into());
+        Ok(())
     }
 
     pub(crate) fn step_pager(&mut self) -> Result<(), Failure> {

@@ -1,6 +1,6 @@
 //! A simulation is worth what it catches: each driver that is known to be wrong must be told from the right one.
 
-use spillway_sim::{Mutation, run_many};
+use spillway_sim::{DEATHS, Mutation, run_many};
 
 const STEPS: u64 = 4000;
 /// As many as the standard runs.
@@ -16,11 +16,18 @@ fn first_seed(mutation: Mutation) -> u64 {
         Mutation::WakeWhereAsked => RARE[3],
         Mutation::InstallDuringFork => RARE[4],
         Mutation::WaitForAgents => RARE[5],
+        Mutation::ForgetStaging
+        | Mutation::ForgetEvents
+
+        | Mutation::ForgetWake
+        | Mutation::ReadTooEarly => DEATHS,
+        Mutation::CollectTwice => DEATHS + RARE[7],
+        Mutation::ApplyTwice => DEATHS + RARE[6],
         _ => 0,
     }
 }
 
-const RARE: [u64; 6] = [1600, 700, 16_600, 10_100, 1300, 1100];
+const RARE: [u64; 8] = [1600, 700, 16_600, 10_100, 1300, 1100, 1000, 7500];
 
 fn is_caught(mutation: Mutation) {
     let first = first_seed(mutation);
@@ -79,4 +86,10 @@ caught! {
     steal_unread StealUnread
     fork_unread ForkUnread
     trust_old_comparison TrustOldComparison
+    forget_staging ForgetStaging
+    forget_events ForgetEvents
+    apply_twice ApplyTwice
+    forget_wake ForgetWake
+    read_too_early ReadTooEarly
+    collect_twice CollectTwice
 }

@@ -1,6 +1,6 @@
 //! The standard runs. `SPILLWAY_SIM_SEED=n cargo test -p spillway-sim --test seeds` runs that one seed.
 
-use spillway_sim::run_many;
+use spillway_sim::{DEATHS, run_many};
 
 const SEEDS: u64 = 1000;
 const STEPS: u64 = 4000;
@@ -49,4 +49,20 @@ fn no_guest_sees_what_it_must_not() {
 fn a_seed_says_everything() {
     let plan = spillway_sim::Plan { seed: 7, steps: STEPS, mutation: None };
     assert_eq!(spillway_sim::run(plan).expect("a good run"), spillway_sim::run(plan).expect("the same run"));
+}
+
+#[test]
+fn no_guest_sees_what_it_must_not_when_pagers_are_killed() {
+    let seen = run_many(DEATHS..DEATHS + SEEDS, STEPS, None).unwrap_or_else(|failure| panic!("{failure}"));
+    let (events, counters) = (seen.events, seen.counters);
+    for (what, count, least) in [
+        ("pagers killed", seen.deaths, 2_000),
+        ("captures that were under way then", seen.captures_taken_up, 200),
+        ("accesses", events.accesses, 200_000),
+        ("moved mappings", events.moves, 3_000),
+        ("removals", events.removals, 4_000),
+        ("pages from the store", counters.fetched_pages, 1_000),
+    ] {
+        assert!(count >= least, "{what}: only {count}");
+    }
 }

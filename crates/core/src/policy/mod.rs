@@ -138,7 +138,7 @@ impl<'a> Pages<'a> {
     }
 
     /// The area that `page` is in.
-    pub(crate) fn area(&self, page: PageIndex) -> Option<&Area> {
+    pub(crate) fn area(&self, page: PageIndex) -> Option<Area> {
         self.table.area(page).map(|(area, _)| area)
     }
 
