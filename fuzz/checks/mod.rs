@@ -2,6 +2,7 @@
 //!
 //! `crates/cli/tests/fuzz_seeds.rs` runs them over the committed seeds, in every `cargo test`.
 
+pub mod book;
 pub mod cluster_entry;
 pub mod cost;
 pub mod lz4;

@@ -10,14 +10,18 @@ use crate::service::{Detachment, Service};
 use crate::terms::Terms;
 use crate::trouble::Trouble;
 use crate::{control, local, pool, replacement, say, sockets, sys};
+use spillway_core::policy::Settings;
 use spillway_core::size::Bytes;
-use spillway_pager::{OnPagerDeath, Options, Pager};
-use std::path::PathBuf;
+use spillway_pager::{Error, Local, OnPagerDeath, Options, Pager, Remains};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 /// How often the target's end and the progress of a detachment are looked at.
 const TICK: Duration = Duration::from_millis(100);
+
+/// What `--local` is when it is not given.
+const DEFAULT_LOCAL: &str = "50%";
 
 /// What `spillway attach` is given.
 #[derive(clap::Args)]
@@ -25,12 +29,12 @@ pub(crate) struct Args {
     /// The process to adopt, with its descendants
     #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
     pid: i32,
-    /// Local memory for all of it: 512M, 2G, or a share of what it touches
-    #[arg(long, value_name = "SIZE|PERCENT", default_value = "50%")]
-    local: String,
-    /// Where the rest goes; local: is this host, compressed
-    #[arg(long, value_name = "URL", default_value = pool::DEFAULT)]
-    pool: String,
+    /// Local memory for all of it: 512M, 2G, or a share of what it touches [default: 50%, or what it was]
+    #[arg(long, value_name = "SIZE|PERCENT")]
+    local: Option<String>,
+    /// Where the rest goes; local: is this host, compressed [default: local:, or where it is]
+    #[arg(long, value_name = "URL")]
+    pool: Option<String>,
     #[command(flatten)]
     replacement: replacement::Choices,
     /// Write the final counters to this file, as JSON
@@ -43,15 +47,74 @@ pub(crate) struct Args {
 
 /// Adopts the process and stays until it is gone or free.
 pub(crate) fn attach(args: &Args) -> Result<u8, Failure> {
+    // Not by asking all pagers first: one that does not answer would keep a process waiting that waits already.
+    match Remains::find(args.pid) {
+        Ok(Some(remains)) => return take_over(args, remains),
+        Ok(None) | Err(Error::Managed { .. }) => {}
+        Err(error) => return Err(error.into()),
+    }
     let terms = Terms {
-        local: &args.local,
-        pool: &args.pool,
+        local: args.local.as_deref().unwrap_or(DEFAULT_LOCAL),
+        pool: args.pool.as_deref().unwrap_or(pool::DEFAULT),
         replacement: args.replacement.settings(),
         stats: args.stats.as_deref(),
         quiet: args.quiet,
         tape: None,
     };
     manage(args.pid, &terms, None)
+}
+
+/// Serves on where a pager has died.
+fn take_over(args: &Args, remains: Remains) -> Result<u8, Failure> {
+    let begun = Instant::now();
+    let url = remains.pool();
+    if let Some(other) = args.pool.as_ref().filter(|pool| **pool != url) {
+        return Err(Failure::refused(format!("the pages of process {} are in `{url}`, not in `{other}`", args.pid)));
+    }
+    let local = args.local.as_deref().map(local::parse).transpose()?;
+    // What is not said stays as it was.
+    let chosen = args.replacement.settings();
+    let changes = Changes { local, replacement: (chosen != Settings::default()).then_some(chosen) };
+    let told = Told { stats: args.stats.as_deref(), quiet: args.quiet };
+    serve_on(args.pid, remains, begun, "its dead pager", changes, told)
+}
+
+/// What is to be different from now on.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Changes {
+    local: Option<Local>,
+    replacement: Option<Settings>,
+}
+
+/// What the user is told, and where.
+#[derive(Clone, Copy)]
+pub(crate) struct Told<'a> {
+    /// For the final counters.
+    pub(crate) stats: Option<&'a Path>,
+    /// Say nothing but what went wrong.
+    pub(crate) quiet: bool,
+}
+
+/// Takes over what a pager has left, and stays until the process is gone or free.
+pub(crate) fn serve_on(
+    pid: i32,
+    remains: Remains,
+    begun: Instant,
+    from: &str,
+    changes: Changes,
+    told: Told<'_>,
+) -> Result<u8, Failure> {
+    let stats = told.stats.map(StatsFile::prepare).transpose()?;
+    sys::block_signals();
+    let local = changes.local.unwrap_or_else(|| remains.local());
+    let replacement = changes.replacement.unwrap_or_else(|| remains.replacement());
+    let store = pool::take_over(&remains.pool(), remains.vault())?;
+    let pager = Pager::take_over(remains, local, replacement, store)?;
+    let service = Arc::new(Service::new(pager, pid, 0));
+    let milliseconds = begun.elapsed().as_secs_f64() * 1e3;
+    let note = format!("took process {pid} over from {from} in {milliseconds:.1} ms; Ctrl-C lets it go");
+    serve_until_gone(&service, None, (!told.quiet).then_some(note));
+    stats.map_or(Ok(0), |stats| stats.write(&service.snapshot()).map(|()| 0))
 }
 
 /// Does what `attach` does, and lets the process go unasked when so much time has passed.
@@ -69,31 +132,33 @@ pub(crate) fn manage(pid: i32, terms: &Terms<'_>, lasts: Option<Duration>) -> Re
     }
     let (recording, recorder) = terms.tape.map(|tape| tape.start(local)).transpose()?.unzip();
     let (replacement, on_pager_death) = (terms.replacement, OnPagerDeath::HoldTarget);
-    let options = Options { local, replacement, store: pool::open(terms.pool)?, on_pager_death, recording };
+    let (store, lasting) = pool::open_lasting(terms.pool)?;
+    let options = Options { local, replacement, store, on_pager_death, recording, lasting };
     let service = Arc::new(Service::new(Pager::adopt(pid, options)?, pid, 0));
-    let listening = sockets::bind().and_then(|(listener, bound)| {
-        let listening = control::listen(listener, Arc::clone(&service)).map_err(|error| error.to_string());
-        listening.map(|()| bound)
-    });
-    if !terms.quiet {
-        let now = service.snapshot();
-        let (pause, touched) = (now.adopt_pause_us, Bytes(now.touched_bytes));
-        say::note(format!("adopted process {} in a pause of {pause:.0} us, {touched} touched; Ctrl-C lets it go", pid));
-        if let Err(warning) = &listening {
-            say::note(warning);
-        }
-    }
-    let until = lasts.map(|lasts| Instant::now() + lasts);
-    serve(&service, until);
-    service.finish_answers();
+    let now = service.snapshot();
+    let (pause, touched) = (now.adopt_pause_us, Bytes(now.touched_bytes));
+    let note = format!("adopted process {pid} in a pause of {pause:.0} us, {touched} touched; Ctrl-C lets it go");
+    serve_until_gone(&service, lasts, (!terms.quiet).then_some(note));
     let last = service.snapshot();
-    if !terms.quiet {
-        say::note(report::summary(&last));
-    }
     if let (Some(tape), Some(recorder)) = (terms.tape, recorder) {
         tape.tell(recorder.finish().map(|(_, totals)| totals), terms.quiet)?;
     }
     stats.map_or(Ok(0), |stats| stats.write(&last).map(|()| 0))
+}
+
+/// Serves, and answers other commands, until the target has ended or was let go. Says `note`, and more, if there is one.
+fn serve_until_gone(service: &Arc<Service>, lasts: Option<Duration>, note: Option<String>) {
+    let listening = sockets::bind().and_then(|(listener, bound)| {
+        let listening = control::listen(listener, Arc::clone(service)).map_err(|error| error.to_string());
+        listening.map(|()| bound)
+    });
+    let quiet = note.is_none();
+    note.into_iter().chain(listening.as_ref().err().cloned().filter(|_| !quiet)).for_each(say::note);
+    serve(service, lasts.map(|lasts| Instant::now() + lasts));
+    service.finish_answers();
+    if !quiet {
+        say::note(report::summary(&service.snapshot()));
+    }
 }
 
 /// Returns when the target has ended or all pages are home, for which it asks at `until`.

@@ -46,6 +46,11 @@ pub(crate) enum Request {
     },
     /// All pages home.
     Detach,
+    /// End at once: another pager takes over what is written down in this layout.
+    HandOver {
+        /// The layout that the other knows.
+        version: u64,
+    },
     /// Only from `spillway run`: the process it started.
     Target {
         /// Its id.
@@ -199,6 +204,14 @@ fn answer<P: Paging>(request: Request, lines: &mut Lines, service: &Service<P>) 
             };
             service.detach(&mut progress).map_or_else(Reply::Error, |()| Reply::Ok(json!({})))
         }
+        Request::HandOver { version } => match service.may_hand_over(version) {
+            Err(why) => Reply::Error(why),
+            Ok(()) => {
+                let _ = lines.send(&Reply::Ok(json!({})));
+                // Nothing is put in order: what is written down is good as it is.
+                std::process::exit(0);
+            }
+        },
         Request::Target { pid } => {
             service.set_target(pid);
             Reply::Ok(json!({}))
@@ -252,6 +265,10 @@ mod tests {
     }
 
     impl Paging for Fake {
+        fn can_be_outlived(&self) -> bool {
+            false
+        }
+
         fn snapshot(&self) -> Snapshot {
             Snapshot { processes: 1, faults: 3, ..Snapshot::default() }
         }

@@ -36,6 +36,7 @@ mod sys;
 mod terms;
 mod trace;
 mod trouble;
+mod upgrade;
 mod witness;
 
 use clap::error::{ContextKind, ErrorKind};
@@ -56,6 +57,7 @@ Examples:
   spillway run --local 2G -- python3 train.py
   spillway attach 4711 --local 1G
   spillway resize 4711 4G
+  spillway upgrade 4711
   spillway set 4711 policy=lru3 evict=pre-evict";
 
 /// Runs or adopts any program inside a budget of local memory; the rest goes to a pool
@@ -74,6 +76,8 @@ enum Command {
     Attach(attach::Args),
     /// Bring all pages of a process home and let it go
     Detach(detach::Args),
+    /// Take a process over from the pager that `attach` started, with this binary
+    Upgrade(upgrade::Args),
     /// Change the budget of a managed process
     Resize(resize::Args),
     /// Change which pages of a managed process leave, when and whose
@@ -115,6 +119,7 @@ fn perform(command: &Command) -> Result<u8, Failure> {
         Command::Run(args) => run::run(args),
         Command::Attach(args) => attach::attach(args),
         Command::Detach(args) => detach::detach(args),
+        Command::Upgrade(args) => upgrade::upgrade(args),
         Command::Resize(args) => resize::resize(args),
         Command::Set(args) => set::set(args),
         Command::Ps(args) => ps::ps(args),

@@ -188,6 +188,8 @@ fn start(args: &Args) -> Result<(Pager, Option<FileRecorder>), Failure> {
         store: pool::open(&args.pool)?,
         on_pager_death: OnPagerDeath::KillTarget,
         recording,
+        // Its targets die with it.
+        lasting: None,
     };
     let _ = std::env::set_current_dir("/"); // A file system that the target has left can be unmounted.
     Ok((Pager::follow(args.front, options)?, recorder))

@@ -1,8 +1,10 @@
 //! `--pool`: from a URL to a store and the thread that keeps it supplied.
 
 use crate::failure::{FAILED, Failure};
+use spillway_pager::LastingPool;
 use spillway_store::pool::{self, Opened, Url};
-use spillway_store::{Refill, Store};
+use spillway_store::vault::Vault;
+use spillway_store::{Local, Refill, Store};
 use std::time::Duration;
 
 /// What `--pool` is when it is not given.
@@ -18,12 +20,38 @@ pub(crate) fn parse(url: &str) -> Result<Url, Failure> {
 /// Opens the pool, and starts the thread that it may need.
 pub(crate) fn open(url: &str) -> Result<Box<dyn Store>, Failure> {
     let Opened { store, refill, note } = pool::open(url).map_err(|error| Failure::refused(error.to_string()))?;
-    if let Some(refill) = refill {
-        let started = crate::control::thread("refill").spawn(move || top_up(refill));
-        started.map_err(|error| Failure::new(FAILED, format!("the pool's thread could not be started: {error}")))?;
-    }
+    refill.map(supply).transpose()?;
     note.into_iter().for_each(|note| crate::say::note(&note));
     Ok(store)
+}
+
+/// The same in memory that outlives this process, where the pool and the kernel allow that.
+pub(crate) fn open_lasting(url: &str) -> Result<(Box<dyn Store>, Option<LastingPool>), Failure> {
+    let refused = |error: pool::OpenError| Failure::refused(error.to_string());
+    // Threads of an older kernel cannot be asked for their descriptors.
+    let vault = Vault::create().ok().filter(|_| spillway_pager::can_take_over());
+    let Some(vault) = vault else { return Ok((open(url)?, None)) };
+    let Some((store, refill)) = pool::open_lasting(url, &vault).map_err(refused)? else {
+        return Ok((open(url)?, None));
+    };
+    supply(refill)?;
+    Ok((Box::new(store), Some(LastingPool { vault, url: url.into() })))
+}
+
+/// The pool that a dead pager has left.
+pub(crate) fn take_over(url: &str, vault: &Vault) -> Result<Local, Failure> {
+    let opened = pool::take_over(url, vault).map_err(|error| Failure::refused(error.to_string()))?;
+    let Some((store, refill)) = opened else {
+        return Err(Failure::refused(format!("the pool `{url}` cannot be taken over from a dead pager")));
+    };
+    supply(refill)?;
+    Ok(store)
+}
+
+fn supply(refill: Refill) -> Result<(), Failure> {
+    let started = crate::control::thread("refill").spawn(move || top_up(refill));
+    let failed = |error| Failure::new(FAILED, format!("the pool's thread could not be started: {error}"));
+    started.map(drop).map_err(failed)
 }
 
 fn top_up(mut refill: Refill) {

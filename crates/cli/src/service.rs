@@ -9,6 +9,7 @@ use crate::trace::FileRecorder;
 use serde::{Deserialize, Serialize};
 use spillway_core::policy::{SettingError, Settings};
 use spillway_pager::{Local, Pager, Snapshot};
+use spillway_store::vault::VERSION;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -28,9 +29,15 @@ pub(crate) trait Paging: Send + Sync {
     fn detach(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<(), String>;
     /// Whether any process is managed or watched.
     fn has_targets(&self) -> bool;
+    /// Whether another pager could take over now.
+    fn can_be_outlived(&self) -> bool;
 }
 
 impl Paging for Pager {
+    fn can_be_outlived(&self) -> bool {
+        Self::can_be_outlived(self)
+    }
+
     fn snapshot(&self) -> Snapshot {
         Self::snapshot(self)
     }
@@ -177,6 +184,23 @@ impl<P: Paging> Service<P> {
         Listing { pager_pid, front_pid: self.front, detached: self.is_detached(), snapshot: self.snapshot() }
     }
 
+    /// Whether a pager that knows this layout could take over now; if not, why not.
+    pub(crate) fn may_hand_over(&self, version: u64) -> Result<(), String> {
+        if version != VERSION {
+            return Err(format!(
+                "this pager writes layout {VERSION}, and the other reads {version}: detach, then attach"
+            ));
+        }
+        if !matches!(*self.detachment.lock().unwrap_or_else(PoisonError::into_inner), Detachment::None) {
+            return Err("this pager is letting its processes go".into());
+        }
+        if !self.pager.can_be_outlived() {
+            let why = "its pages are not in an embedded pool that outlives it, or a child was just forked";
+            return Err(format!("no other pager can take over from this one: {why}"));
+        }
+        Ok(())
+    }
+
     /// Changes the budget.
     pub(crate) fn set_local(&self, local: Local) {
         self.pager.set_local(local);
@@ -265,6 +289,10 @@ mod tests {
     }
 
     impl Paging for Fake {
+        fn can_be_outlived(&self) -> bool {
+            false
+        }
+
         fn snapshot(&self) -> Snapshot {
             let (stored, processes) = *self.stored.lock().expect("sound");
             Snapshot { stored_bytes: stored, stored_compressed_bytes: stored / 2, processes, ..Snapshot::default() }

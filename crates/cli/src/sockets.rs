@@ -137,6 +137,15 @@ fn question(path: PathBuf, owner: u32) -> Option<Found> {
     Some(Found { listing: serde_json::from_value(answer).ok()?, lines })
 }
 
+/// The pager that this process is; none if it does not answer this user.
+pub(crate) fn pager_that_is(pager: i32) -> Option<Found> {
+    let asked = |directory: &PathBuf| {
+        let owner = private_owner(directory).ok()?;
+        question(directory.join(format!("{pager}.sock")), owner)
+    };
+    directories().iter().find_map(asked)
+}
+
 /// The pager of a process: of its root, of one of its descendants, or of the `spillway run` before it.
 pub(crate) fn pager_of(pid: i32) -> Result<Found, Failure> {
     let mut pagers = pagers();
@@ -148,6 +157,11 @@ pub(crate) fn pager_of(pid: i32) -> Result<Found, Failure> {
         if let Some(index) = pagers.iter().position(|found| manages(&found.listing, pid)) {
             return Ok(pagers.swap_remove(index));
         }
+    }
+    if spillway_pager::has_lost_its_pager(pid) {
+        return Err(Failure::refused(format!(
+            "the pager of process {pid} has died, and the process waits: `spillway attach {pid}` takes over"
+        )));
     }
     Err(Failure::refused(if crate::processes::exists(pid) {
         format!("no pager of yours manages process {pid}: see `spillway ps`")

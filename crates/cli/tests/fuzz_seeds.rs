@@ -28,6 +28,7 @@ fn over_texts(target: &str, check: impl Fn(&str)) {
 #[test]
 fn each_target_is_run_here() {
     let names = [
+        "book",
         "cluster_entry",
         "cost",
         "lz4",
@@ -46,6 +47,11 @@ fn each_target_is_run_here() {
         "wire_request",
     ];
     assert_eq!(entries("fuzz_targets"), names.map(|name| format!("{name}.rs")));
+}
+
+#[test]
+fn book() {
+    over_seeds("book", checks::book::check);
 }
 
 #[test]

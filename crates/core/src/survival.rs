@@ -161,6 +161,16 @@ impl Pager {
         }
     }
 
+    /// Whether `page` may be captured.
+    pub fn may_capture(&self, page: PageIndex) -> bool {
+        self.table.get(page).is_candidate()
+    }
+
+    /// Nobody can take over any more: something that matters cannot be kept up.
+    pub fn forsake(&self) {
+        self.book.iter().for_each(Book::give_up);
+    }
+
     /// The buffer of a page that was moved out and whose bytes are still to come ([`Pager::read`]).
     pub fn unread_buffer(&self, page: PageIndex) -> Option<BufferIndex> {
         self.table.get(page).buffer().filter(|buffer| self.unread[buffer.0 as usize])

@@ -51,10 +51,7 @@ impl Holds for Entries {
     }
 
     fn clear(&mut self) {
-        debug_assert!(
-            (0..CHUNK_PAGES).all(|at| self.get(at).state() == State::Untouched),
-            "no page is forgotten"
-        );
+        debug_assert!((0..CHUNK_PAGES).all(|at| self.get(at).state() == State::Untouched), "no page is forgotten");
         (0..CHUNK_PAGES).for_each(|at| self.set(at, Entry::UNTOUCHED));
         self.accuracy = Accuracy::default();
     }

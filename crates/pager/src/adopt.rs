@@ -19,11 +19,12 @@ mod checks;
 mod leaving;
 mod setup;
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use spillway_core::{Address, PAGE_BYTES_U64, Span};
 
 use crate::error::Error;
+use crate::estate::Found;
 use crate::procfs;
 use crate::restart;
 use crate::sys::agent::{BATCH_PAGES, CODE_BYTES, CONTROL_BYTES, Layout, Memory};
@@ -70,11 +71,23 @@ pub struct Agent {
     pub pause_ns: u64,
     /// Held while the agent must not run under a seccomp filter of the target, present or future.
     pub seized: Option<Seized>,
+    /// What it keeps open for another pager, if it does.
+    pub kept: Option<Kept>,
     instruction: u64,
 }
 
+/// Descriptors in an agent's table, by which another pager finds it.
+#[derive(Clone, Copy, Debug)]
+pub struct Kept {
+    /// Our end of the socket. While it is open there, the agent waits for whoever takes it.
+    pub socket: i32,
+    /// The file of the control pages.
+    pub memory: i32,
+}
+
 /// Puts an agent into `pid`. `forked` is the userfaultfd that the kernel made when the process was forked from one under
-/// management; without it a new one is made. `while_stopped` is called while one thread of the process, which may be its only
+/// management; without it a new one is made. With
+/// a `vault`, the agent keeps that open, and waits for another pager should ours die. `while_stopped` is called while one thread of the process, which may be its only
 /// one, is stopped.
 ///
 /// Must be called from the thread that will later call [`Agent::leave`].
@@ -85,6 +98,7 @@ pub fn adopt(
     pid: i32,
     forked: Option<&Uffd>,
     kill_on_death: bool,
+    vault: Option<BorrowedFd<'_>>,
     while_stopped: impl FnOnce(),
 ) -> Result<(Agent, Option<Uffd>), Error> {
     examine(pid)?;
@@ -131,7 +145,7 @@ pub fn adopt(
 
     let (staging, helper) = begun.map_err(explain)?;
     let mut setup = Setup::new(pid, helper, instruction, staging).map_err(explain)?;
-    let result = setup.run(forked, kill_on_death, seccomp);
+    let result = setup.run(forked, kill_on_death, vault, seccomp);
     setup.finish(result.is_err())?;
     let (mut agent, uffd) = result?;
     agent.pause_ns = pause_ns;
@@ -158,6 +172,28 @@ fn begin(first: &mut Seized, saved: &Registers, instruction: u64) -> Result<(Add
 }
 
 impl Agent {
+    /// Where in the target there is a system call.
+    pub fn instruction(&self) -> u64 {
+        self.instruction
+    }
+
+    /// The agent that another pager has left behind.
+    pub fn again(found: &Found, socket: OwnedFd, memory: Memory) -> Self {
+        Self {
+            pid: found.pid,
+            thread: found.thread,
+            known_as: found.known_as,
+            socket,
+            memory,
+            layout: found.layout,
+            uffd: found.uffd,
+            pause_ns: 0,
+            seized: None,
+            kept: Some(Kept { socket: found.socket, memory: found.memory }),
+            instruction: found.instruction,
+        }
+    }
+
     /// The staging area.
     pub fn staging(&self) -> Span {
         Span::of_pages(self.layout.staging, BATCH_PAGES as u64)

@@ -13,6 +13,7 @@ mod hands;
 mod journeys;
 mod reader;
 mod release;
+mod takeover;
 mod tape;
 
 use std::os::fd::AsRawFd;
@@ -26,11 +27,13 @@ use spillway_core::streams::BLOCK_PAGES_MAX;
 use spillway_core::{Span, TargetId};
 use spillway_store::{Store, Urgency};
 
+use crate::estate::Estate;
 use crate::placement::Placement;
 use crate::recording::Recording;
 use crate::shared::Shared;
 use crate::sys::clock::now_ns;
 use crate::sys::fd::{Bell, Heard, poll, readable, receive_byte};
+use crate::sys::message::MESSAGES;
 use crate::sys::sched::{Class, Cpus, set_class, thread_id};
 use crate::sys::uffd::{Event, Message};
 use crate::target::{Flight, Target, Waiting};
@@ -41,13 +44,11 @@ use eviction::{OVERDRAFT_PAGES, WRITES_PER_TURN, Yield};
 use hands::{Hands, index, to_handle};
 use journeys::Journeys;
 use release::Release;
+pub use takeover::Heir;
 use tape::Tape;
 
 /// Page buffers: what is captured and not yet stored. 4 MiB, of which a small budget uses a part.
 const BUFFERS: u32 = 1024;
-
-/// Messages read at once. One read costs about as much as ten messages in it.
-const MESSAGES: usize = 16;
 
 /// Handles freed between two looks for faults.
 const FREES_PER_TURN: usize = 256;
@@ -99,10 +100,34 @@ pub struct Driver {
 
 impl Driver {
     /// A driver without targets, to be run on the thread that makes it.
+    #[expect(clippy::too_many_arguments, reason = "what it is made of")]
     pub fn new(
         budget: Budget,
         replacement: Settings,
         store: Box<dyn Store>,
+        estate: Option<Estate>,
+        commands: Receiver<Command>,
+        bell: Arc<Bell>,
+        reports: Sender<Request>,
+        shared: Arc<Shared>,
+    ) -> Self {
+        let journeys = Journeys::new(store.as_ref());
+        let write_batch = if journeys.are_possible() { WRITE_BATCH } else { 1 };
+        let config = Config { budget, buffers: BUFFERS, write_batch };
+        let core = match &estate {
+            Some(estate) => Pager::lasting(config, estate.vault().lasting()),
+            None => Pager::new(config),
+        };
+        Self::with(core, replacement, store, estate, commands, bell, reports, shared)
+    }
+
+    /// A driver around this core.
+    #[expect(clippy::too_many_arguments, reason = "what it is made of")]
+    fn with(
+        mut core: Pager,
+        replacement: Settings,
+        store: Box<dyn Store>,
+        estate: Option<Estate>,
         commands: Receiver<Command>,
         bell: Arc<Bell>,
         reports: Sender<Request>,
@@ -111,15 +136,13 @@ impl Driver {
         shared.thread.store(thread_id(), Relaxed);
         let follow = std::env::var_os("SPILLWAY_PLACEMENT").is_none_or(|value| value != "off");
         let journeys = Journeys::new(store.as_ref());
-        let write_batch = if journeys.are_possible() { WRITE_BATCH } else { 1 };
-        let mut core = Pager::new(Config { budget, buffers: BUFFERS, write_batch });
         core.set_replacement(replacement);
         core.restock();
         Self {
             tape: None,
             core,
             journeys,
-            hands: Hands::new(store, BUFFERS, Arc::clone(&bell)),
+            hands: Hands::new(store, BUFFERS, estate, Arc::clone(&bell)),
             targets: Vec::new(),
             commands,
             bell,
@@ -239,8 +262,11 @@ impl Driver {
         if writes || self.core.has_released() || (evicting && rest_ns == 0) {
             return Some(0);
         }
-        let waits =
-            live().any(|target| !target.unmapped.is_empty() || (!target.waiting.is_empty() && target.may_serve()));
+        let waits = live().any(|target| {
+            !target.doubts.is_empty()
+                || !target.unmapped.is_empty()
+                || (!target.waiting.is_empty() && target.may_serve())
+        });
         let due = match (waits, evicting) {
             _ if self.untidy => Some(0),
             (true, _) => Some(RETRY_NS),
@@ -291,15 +317,24 @@ impl Driver {
         let mut messages = [Message::default(); MESSAGES];
         let Some(target) = &self.targets[at] else { return 0 };
         let read_ns = now_ns();
-        let count = match target.uffd.read(&mut messages) {
-            Ok(read) => read.len(),
-            Err(_) => 0,
+        let (mut number, estate) = (0, self.hands.estate.as_ref());
+        let read = match estate {
+            Some(estate) => {
+                number = estate.begin_inbox(target.id);
+                target.uffd.read_by_way_of(estate.inbox(), &mut messages)
+            }
+            None => target.uffd.read(&mut messages),
         };
+        let count = read.map_or(0, <[Message]>::len);
         // The kernel hands out faults first. But a change that was read has happened by the time a fault is served, and
         // whoever made it goes on: what it made void must not be installed any more.
-        for message in messages[..count].iter().filter(|message| !message.is_fault()) {
+        for (nth, message) in messages[..count].iter().enumerate().filter(|(_, message)| !message.is_fault()) {
             self.settle_unmapped(at);
+            self.core.begin_event(number + nth as u64);
             self.change(at, message.decode());
+            if let Some(estate) = &self.hands.estate {
+                estate.settle_message(nth);
+            }
         }
         for message in messages[..count].iter().filter(|message| message.is_fault()) {
             if let Event::Fault { address, thread, write } = message.decode() {
@@ -419,6 +454,9 @@ impl Driver {
         match receive_byte(std::os::fd::AsFd::as_fd(&agent.socket)) {
             Heard::Nothing => {}
             Heard::End => {
+                if let Some(estate) = &self.hands.estate {
+                    estate.set_batch(target.id, None);
+                }
                 target.agent = None;
                 target.flight = Flight::Idle;
                 target.buffers.drain(..).for_each(|buffer| self.core.return_buffer(buffer));
@@ -490,6 +528,7 @@ impl Driver {
     fn retry_waiting(&mut self) {
         for at in 0..self.targets.len() {
             self.settle_at_rest(at);
+            self.settle_doubts(at);
             let Some(target) = &mut self.targets[at] else { continue };
             if target.waiting.is_empty() || !target.may_serve() {
                 continue;

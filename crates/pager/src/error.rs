@@ -61,6 +61,22 @@ pub enum Error {
         /// What the kernel said.
         error: io::Error,
     },
+    /// What a dead pager has left cannot be read.
+    Unreadable(spillway_core::book::Unreadable),
+    /// What a dead pager has left is not what this version can take over.
+    Foreign {
+        /// The target.
+        pid: i32,
+        /// Why not.
+        why: String,
+    },
+    /// Its pager lives.
+    Managed {
+        /// The target.
+        pid: i32,
+        /// Its pager.
+        pager: i32,
+    },
     /// Pages could not be brought home.
     NoRoomAtHome {
         /// How many are still outside.
@@ -129,6 +145,18 @@ impl fmt::Display for Error {
             Self::System { what, error } => {
                 write!(f, "{what} failed: {error}; `spillway doctor` shows what this machine lacks")
             }
+            Self::Unreadable(why) => write!(
+                f,
+                "what its dead pager has left cannot be taken over: {why}; the process waits for ever: end it (`kill -9`)"
+            ),
+            Self::Foreign { pid, why } => write!(
+                f,
+                "what the dead pager of process {pid} has left cannot be taken over: {why}; the process waits on"
+            ),
+            Self::Managed { pid, pager } => write!(
+                f,
+                "process {pid} is managed by process {pager}, which runs; `spillway ps` shows it, if it is yours"
+            ),
             Self::NoRoomAtHome { pages } => write!(
                 f,
                 "{pages} pages could not come home because the target's memory limit is reached; it stays managed: raise \

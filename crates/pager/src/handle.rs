@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
@@ -13,11 +13,13 @@ use spillway_core::policy::Settings;
 
 use crate::driver::{Command, Driver};
 use crate::error::Error;
+use crate::estate::Estate;
+use crate::remains::Remains;
 use crate::shared::Shared;
 use crate::sys::fd::Bell;
 use crate::sys::sched::lock_memory;
-use crate::watcher::{Departure, Request, Watcher};
-use crate::{LOCAL_FLOOR_BYTES, Local, Options, Snapshot, procfs};
+use crate::watcher::{Departure, Inherited, Request, Watcher};
+use crate::{LOCAL_FLOOR_BYTES, LastingPool, Local, OnPagerDeath, Options, Snapshot, procfs};
 
 /// The pager of one process tree.
 pub struct Pager {
@@ -31,6 +33,7 @@ pub struct Pager {
     released: AtomicBool,
     replacement: Mutex<Settings>,
     rate: Mutex<(Instant, u64, f64)>,
+    estate: Option<Estate>,
 }
 
 impl Pager {
@@ -59,7 +62,68 @@ impl Pager {
     }
 
     fn start(root: i32, parent: Option<i32>, options: Options) -> Result<Self, Error> {
-        let Options { local, replacement, store, on_pager_death, recording } = options;
+        let Options { local, replacement, store, on_pager_death, recording, lasting } = options;
+        let estate = lasting.map(|LastingPool { vault, url }| {
+            let estate = Estate::new(vault);
+            estate.set_local(local);
+            estate.set_settings(replacement);
+            let own = std::process::id().cast_signed();
+            estate.set_pager(own, procfs::stat(own).map_or(0, |stat| stat.started));
+            (estate.set_pool(&url), estate)
+        });
+        // A pool that cannot be named cannot be taken over.
+        let estate = estate.and_then(|(named, estate)| named.then_some(estate));
+        let make = {
+            let estate = estate.clone();
+            move |budget, orders, bell, reports, shared| {
+                let driver = Driver::new(budget, replacement, store, estate, orders, bell, reports, shared);
+                Ok(driver.record(recording))
+            }
+        };
+        Self::begin(root, parent, on_pager_death, local, replacement, estate, make)
+    }
+
+    /// Takes over from a pager that died.
+    ///
+    /// # Errors
+    /// As [`Error`] says; the targets wait on then.
+    pub fn take_over(
+        remains: Remains,
+        local: Local,
+        replacement: Settings,
+        store: spillway_store::Local,
+    ) -> Result<Self, Error> {
+        crate::doctor::usable()?;
+        let (root, estate, heirs) = remains.into_parts();
+        let own = std::process::id().cast_signed();
+        let inherited: Result<Vec<Inherited>, Error> = heirs.iter().map(Inherited::of).collect();
+        let inherited = inherited?;
+        let make = {
+            let estate = estate.clone();
+            move |budget, orders, bell, reports, shared| {
+                Driver::take_over(budget, replacement, store, estate, heirs, orders, bell, reports, shared)
+            }
+        };
+        estate.set_pager(own, procfs::stat(own).map_or(0, |stat| stat.started));
+        estate.set_local(local);
+        estate.set_settings(replacement);
+        let pager = Self::begin(root, None, OnPagerDeath::HoldTarget, local, replacement, Some(estate), make)?;
+        let _ = pager.requests.send(Request::TakeOver(inherited));
+        Ok(pager)
+    }
+
+    /// Starts the threads; `make` makes the driver on its own.
+    fn begin(
+        root: i32,
+        parent: Option<i32>,
+        on_pager_death: OnPagerDeath,
+        local: Local,
+        replacement: Settings,
+        estate: Option<Estate>,
+        make: impl FnOnce(Budget, Receiver<Command>, Arc<Bell>, Sender<Request>, Arc<Shared>) -> Result<Driver, Error>
+        + Send
+        + 'static,
+    ) -> Result<Self, Error> {
         let system = |what| move |error| Error::System { what, error };
         // Without the right to lock memory the pager still works, and `doctor` says what that costs.
         let _ = lock_memory();
@@ -70,14 +134,19 @@ impl Pager {
         let (requests, inbox) = channel();
         let reports = requests.clone();
 
+        let (ready, begun) = channel();
         let (budget, ringing, publishing) = (budget(local), Arc::clone(&bell), Arc::clone(&shared));
         thread::Builder::new()
             .name("faults".into())
-            .spawn(move || {
-                let driver = Driver::new(budget, replacement, store, orders, ringing, reports, publishing);
-                driver.record(recording).run();
+            .spawn(move || match make(budget, orders, ringing, reports, publishing) {
+                Ok(driver) => {
+                    let _ = ready.send(Ok(()));
+                    driver.run();
+                }
+                Err(error) => drop(ready.send(Err(error))),
             })
             .map_err(system("starting the fault thread"))?;
+        begun.recv().map_err(|_| Error::Ended(root))??;
         let watcher = Watcher::new(
             parent,
             on_pager_death,
@@ -85,6 +154,7 @@ impl Pager {
             commands.clone(),
             Arc::clone(&bell),
             inbox,
+            estate.as_ref().map(|estate| estate.vault().clone()),
             Arc::clone(&shared),
             Arc::clone(&managed),
         );
@@ -94,7 +164,12 @@ impl Pager {
             .map_err(system("starting the watcher thread"))?;
         let rate = Mutex::new((Instant::now(), 0, 0.0));
         let (released, replacement) = (AtomicBool::new(false), Mutex::new(replacement));
-        Ok(Self { root, parent, commands, bell, requests, shared, managed, released, replacement, rate })
+        Ok(Self { root, parent, commands, bell, requests, shared, managed, released, replacement, rate, estate })
+    }
+
+    /// Whether another pager could take over now: not while a child just forked has nobody else who holds its userfaultfd.
+    pub fn can_be_outlived(&self) -> bool {
+        self.estate.is_some() && self.shared.orphans.load(Relaxed) == 0
     }
 
     /// The counters now.
@@ -123,6 +198,7 @@ impl Pager {
 
     /// Changes the budget; eviction down to it happens in the background.
     pub fn set_local(&self, local: Local) {
+        self.estate.iter().for_each(|estate| estate.set_local(local));
         let _ = self.commands.send(Command::Budget(budget(local)));
         self.bell.ring();
         let _ = self.requests.send(Request::Budget(local));
@@ -140,6 +216,7 @@ impl Pager {
         let before = *settings;
         change(&mut settings);
         if *settings != before {
+            self.estate.iter().for_each(|estate| estate.set_settings(*settings));
             let _ = self.commands.send(Command::Replacement(*settings));
             self.bell.ring();
         }

@@ -8,10 +8,12 @@ mod announced;
 mod doctor;
 mod driver;
 mod error;
+mod estate;
 mod handle;
 mod placement;
 pub mod procfs;
 mod recording;
+mod remains;
 mod removals;
 mod restart;
 mod shared;
@@ -25,8 +27,10 @@ pub use doctor::{Check, doctor, usable};
 pub use error::Error;
 pub use handle::Pager;
 pub use recording::{Recording, Windows};
+pub use remains::{Remains, can_take_over, has_lost_its_pager};
 
 use spillway_core::policy::Settings;
+use spillway_store::vault::Vault;
 use spillway_store::{Protection, Store};
 
 /// How much local memory the targets may use, all of them together.
@@ -64,6 +68,16 @@ pub struct Options {
     pub on_pager_death: OnPagerDeath,
     /// Where to record what happens, for study.
     pub recording: Option<Recording>,
+    /// Memory that outlives the pager, with the pool that is in it: another pager can then take over.
+    pub lasting: Option<LastingPool>,
+}
+
+/// An embedded pool in memory that outlives the pager.
+pub struct LastingPool {
+    /// The memory, which [`Options::store`] uses.
+    pub vault: Vault,
+    /// What the pool was opened with.
+    pub url: String,
 }
 
 /// Counters at one moment. Sizes in bytes, times in microseconds.

@@ -78,6 +78,11 @@ pub struct Target {
     pub unmapped: Vec<Span>,
     /// Faults that wait for room or for the end of a change of mappings.
     pub waiting: Vec<Waiting>,
+    /// Taken over from another pager, and the scan that follows is still to tell which pages are there although they count as
+    /// outside. Nothing is captured until then.
+    pub doubtful: bool,
+    /// Where it saw such pages.
+    pub doubts: Vec<Address>,
 }
 
 impl Target {
@@ -101,6 +106,8 @@ impl Target {
             announced: Announced::default(),
             unmapped: Vec::new(),
             waiting: Vec::with_capacity(64),
+            doubtful: false,
+            doubts: Vec::new(),
         }
     }
 
@@ -147,7 +154,7 @@ impl Target {
 
     /// Whether pages of it may be captured now.
     pub fn may_capture(&self) -> bool {
-        self.may_look() && self.looked && self.unmapped.is_empty()
+        self.may_look() && self.looked && self.unmapped.is_empty() && !self.doubtful
     }
 
     /// Whether pages of it may be captured after another look at its events.
@@ -180,8 +187,8 @@ impl Target {
         self.flight == Flight::Other && self.agent.as_ref().is_some_and(|agent| agent.known_as == thread)
     }
 
-    /// Starts the capture of [`Target::runs`]. False when the agent is gone.
-    pub fn start_capture(&mut self) -> bool {
+    /// Starts the capture of [`Target::runs`]; `about_to` is called before the agent hears of it. False when the agent is gone.
+    pub fn start_capture(&mut self, about_to: impl FnOnce(TargetId, &[Run])) -> bool {
         let staged = std::mem::replace(&mut self.staged, true);
         let Some(agent) = &mut self.agent else { return false };
         let (layout, uffd, staging) = (agent.layout, agent.uffd, agent.staging());
@@ -201,6 +208,7 @@ impl Target {
         list.finish();
         self.flight = Flight::Capture { first_call };
         self.looked = false;
+        about_to(self.id, &self.runs);
         send_byte(agent.socket.as_fd())
     }
 

@@ -20,7 +20,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::Instant;
 
-use spillway_core::TargetId;
+use spillway_core::{Span, TargetId};
+use spillway_store::vault::Vault;
 
 use crate::driver::{Command, Report};
 use crate::error::Error;
@@ -43,10 +44,28 @@ pub enum Request {
     Report(Report),
     /// Adopt this process now; the answer is sent back.
     Adopt(i32, Sender<Result<(), Error>>),
+    /// Watch these, whose agents were found, and look at all of their memory.
+    TakeOver(Vec<Inherited>),
     /// A new budget.
     Budget(Local),
     /// Bring everything home and leave; progress and the answer are sent back.
     Release(Sender<Departure>),
+}
+
+/// What the watcher must know of a target that was taken over.
+pub struct Inherited {
+    /// Its identity.
+    pub target: TargetId,
+    /// Its process, and when that was started.
+    pub pid: i32,
+    /// In ticks.
+    pub started: u64,
+    /// Its agent's thread.
+    pub agent: i32,
+    /// Our own mapping in it that looks like any other.
+    pub staging: Span,
+    /// Its userfaultfd.
+    pub uffd: Uffd,
 }
 
 /// How far a release has come.
@@ -73,6 +92,8 @@ pub struct Watcher {
     pub bell: Arc<Bell>,
     /// To this thread.
     pub requests: Receiver<Request>,
+    /// Memory that outlives this pager, which agents keep open.
+    pub vault: Option<Vault>,
     /// What the fault thread publishes.
     pub shared: Arc<Shared>,
     /// Which processes are managed, for everyone to see.
@@ -102,6 +123,7 @@ impl Watcher {
         commands: Sender<Command>,
         bell: Arc<Bell>,
         requests: Receiver<Request>,
+        vault: Option<Vault>,
         shared: Arc<Shared>,
         managed: Arc<std::sync::Mutex<Vec<i32>>>,
     ) -> Self {
@@ -113,6 +135,7 @@ impl Watcher {
             commands,
             bell,
             requests,
+            vault,
             shared,
             managed,
             processes: HashMap::new(),
@@ -161,6 +184,7 @@ impl Watcher {
                 self.roots.push(pid);
                 let _ = reply.send(self.adopt(pid, None).inspect(|()| self.read_mappings(pid)));
             }
+            Request::TakeOver(inherited) => inherited.into_iter().for_each(|it| self.take_over(it)),
             Request::Budget(local) => self.local = local,
             Request::Release(reply) => self.release(&reply),
         }

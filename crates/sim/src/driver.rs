@@ -137,7 +137,9 @@ impl Driver {
 
     /// Whether nothing is left to be done for anyone, other than to make room.
     pub fn is_at_rest(&self, kernel: &Kernel) -> bool {
-        let idle = |target: &Target| target.waiting.is_empty() && target.doubts.is_empty() && !kernel.spaces[target.space].uffd.is_readable();
+        let idle = |target: &Target| {
+            target.waiting.is_empty() && target.doubts.is_empty() && !kernel.spaces[target.space].uffd.is_readable()
+        };
         self.inbox.is_empty()
             && self.forking.is_none()
             && !self.journeys.are_under_way()

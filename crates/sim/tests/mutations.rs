@@ -16,11 +16,7 @@ fn first_seed(mutation: Mutation) -> u64 {
         Mutation::WakeWhereAsked => RARE[3],
         Mutation::InstallDuringFork => RARE[4],
         Mutation::WaitForAgents => RARE[5],
-        Mutation::ForgetStaging
-        | Mutation::ForgetEvents
-
-        | Mutation::ForgetWake
-        | Mutation::ReadTooEarly => DEATHS,
+        Mutation::ForgetStaging | Mutation::ForgetEvents | Mutation::ForgetWake | Mutation::ReadTooEarly => DEATHS,
         Mutation::CollectTwice => DEATHS + RARE[7],
         Mutation::ApplyTwice => DEATHS + RARE[6],
         _ => 0,

@@ -15,6 +15,7 @@ use std::ops::Range;
 use crate::classes::{Classes, SPAN_BYTES};
 use crate::segment::{SEGMENT_BYTES, Segment, Supply};
 use crate::sys::memory::{Lending, Parts};
+use crate::vault::Extent;
 use crate::{Handle, StoreError};
 use evacuate::Evacuation;
 use span::{FILLS, NONE, Span};
@@ -25,6 +26,8 @@ const ALL_FREE: u32 = u32::MAX;
 const _: () = assert!(SPANS == u32::BITS);
 /// Empty segments kept, so that a pool whose size swings by a page does not map and unmap with it.
 const EMPTY_MAX: usize = 1;
+/// Numbers that segments which were found may have: 64 TiB.
+const SEGMENTS_FOUND_MAX: u32 = 1 << 25;
 
 /// Where an object is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -272,6 +275,11 @@ impl Arena {
         mapped.free &= !(1 << at);
         let span = &mut mapped.spans[at as usize];
         span.open(class, shape);
+        if let Some(extent) = mapped.bytes.extent() {
+            // Before anything in it is named.
+            extent.note_class(at as usize, class);
+        }
+        let span = &mapped.spans[at as usize];
         let (table_bytes, with_free) = (span.table_bytes(), mapped.free != 0);
         self.set_with_free(segment, with_free);
         self.table_bytes += table_bytes;
@@ -298,6 +306,70 @@ impl Arena {
         }
     }
 
+    /// Takes over segments that were found, by number. Their objects follow ([`Arena::take_this`]), and then
+    /// [`Arena::all_taken`].
+    pub(crate) fn take_over(&mut self, found: Vec<Extent>) {
+        for extent in found {
+            let Some(number) = extent.number().filter(|&number| number < SEGMENTS_FOUND_MAX) else { continue };
+            let at = number as usize;
+            if self.segments.len() <= at {
+                self.segments.resize_with(at + 1, || None);
+            }
+            if self.segments[at].is_none() {
+                let spans: Box<[Span]> = (0..SPANS).map(|_| Span::free()).collect();
+                self.held += 1;
+                self.table_bytes += size_of_val(&*spans) as u64;
+                let bytes = self.supply.found(extent);
+                self.segments[at] = Some(Mapped { bytes, spans, free: ALL_FREE, live_bytes: 0, closing: false });
+            }
+        }
+        self.with_free.resize(self.segments.len().div_ceil(u64::BITS as usize), 0);
+        let vacant = (0..).zip(&self.segments).filter(|(_, mapped)| mapped.is_none());
+        self.vacant = vacant.map(|(number, _)| Reverse(number)).collect();
+    }
+
+    /// Takes the object at `place` for `owner`, if there is room for one of `len` bytes.
+    pub(crate) fn take_this(&mut self, place: Place, len: u16, owner: Handle) -> bool {
+        let at = (place.offset / SPAN_BYTES) as usize;
+        let Some(Some(mapped)) = self.segments.get_mut(place.segment as usize) else { return false };
+        let Some(class) = mapped.bytes.extent().filter(|_| at < SPANS as usize).map(|extent| extent.class(at)) else {
+            return false;
+        };
+        if usize::from(class) >= self.classes.len() {
+            return false;
+        }
+        let shape = self.classes.get(class);
+        let (object, rest) = (place.offset % SPAN_BYTES / shape.bytes, place.offset % SPAN_BYTES % shape.bytes);
+        if rest != 0 || object >= shape.objects || u32::from(len) > shape.bytes {
+            return false;
+        }
+        if mapped.free >> at & 1 == 1 {
+            mapped.free &= !(1 << at);
+            mapped.spans[at].open(class, shape);
+            self.table_bytes += mapped.spans[at].table_bytes();
+        }
+        if !self.change(place.span(), |span| span.take_this(object)) {
+            return false;
+        }
+        self.live_bytes += u64::from(shape.bytes);
+        self.mapped_mut(place.segment).live_bytes += shape.bytes;
+        self.set_owner(place, owner);
+        true
+    }
+
+    /// What is empty now can be used, or given back.
+    pub(crate) fn all_taken(&mut self) {
+        for number in 0..u32::try_from(self.segments.len()).expect("segments have u32 numbers") {
+            let Some(mapped) = &self.segments[number as usize] else { continue };
+            let (free, empty) = (mapped.free != 0, mapped.free == ALL_FREE);
+            self.set_with_free(number, free && !empty);
+            if empty {
+                self.empty.push(number);
+            }
+        }
+        self.give_back_empty();
+    }
+
     fn set_with_free(&mut self, segment: u32, with_free: bool) {
         let word = &mut self.with_free[(segment / u64::BITS) as usize];
         let bit = 1 << (segment % u64::BITS);
@@ -313,6 +385,9 @@ impl Arena {
         let next = u32::try_from(self.segments.len()).ok().filter(|next| *next < u32::MAX / SPANS);
         let segment = self.vacant.peek().map(|lowest| lowest.0).or(next).ok_or(StoreError::Full)?;
         let bytes = self.supply.take().ok_or(StoreError::Full)?;
+        if let Some(extent) = bytes.extent() {
+            extent.set_number(Some(segment));
+        }
         let spans: Box<[Span]> = (0..SPANS).map(|_| Span::free()).collect();
         self.held += 1;
         self.table_bytes += size_of_val(&*spans) as u64;
@@ -335,7 +410,13 @@ impl Arena {
             && let Some(mapped) = self.segments[segment as usize].take()
         {
             let table_bytes = size_of_val(&*mapped.spans) as u64;
+            if let Some(extent) = mapped.bytes.extent() {
+                extent.set_number(None);
+            }
             if let Err(bytes) = self.supply.give_back(mapped.bytes) {
+                if let Some(extent) = bytes.extent() {
+                    extent.set_number(Some(segment));
+                }
                 self.segments[segment as usize] = Some(Mapped { bytes, ..mapped });
                 self.empty.push(segment);
                 return;

@@ -6,7 +6,7 @@ use spillway_core::Page;
 use twox_hash::XxHash3_64;
 
 /// XXH3 takes secrets from 136 bytes; its own is this long, so every stripe of a page is mixed with different bytes.
-const SECRET_BYTES: usize = 192;
+pub(crate) const SECRET_BYTES: usize = 192;
 
 type Secret = [u8; SECRET_BYTES];
 
@@ -38,6 +38,15 @@ impl PageHash {
     /// As [`PageHash::new`].
     pub(crate) fn sole_evidence() -> Self {
         Self { second: Some(secret()), ..Self::new() }
+    }
+
+    /// The hash that another process made, from its secret.
+    pub(crate) fn with_secret(secret: [u8; SECRET_BYTES]) -> Self {
+        Self { secret: Arc::new(secret), second: None, mask: u64::MAX }
+    }
+
+    pub(crate) fn secret(&self) -> [u8; SECRET_BYTES] {
+        *self.secret
     }
 
     #[cfg(test)]

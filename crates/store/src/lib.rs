@@ -24,6 +24,7 @@ mod slots;
 pub mod stripe;
 mod sys;
 mod tcp;
+pub mod vault;
 
 use std::fmt;
 use std::num::NonZeroU32;

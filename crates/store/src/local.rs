@@ -12,6 +12,7 @@ use crate::index::Index;
 use crate::segment::{Refill, SEGMENT_BYTES, Supply};
 use crate::slots::{Slot, Slots};
 use crate::sys::memory::Lending;
+use crate::vault::Vault;
 use crate::{Got, Handle, Lent, Prepared, Preparer, Put, Status, Store, StoreError, Urgency};
 pub use spillway_codec::Compression;
 use spillway_codec::{Codec, same, unpack};
@@ -79,12 +80,63 @@ impl Local {
     }
 
     fn with_hash(config: Config, hash: PageHash) -> (Self, Refill) {
-        let (supply, refill) = Supply::new();
+        Self::in_memory(config, hash, None)
+    }
+
+    /// An empty pool in memory that outlives this process.
+    #[must_use]
+    pub fn lasting(config: Config, vault: &Vault) -> (Self, Refill) {
+        let hash = PageHash::new();
+        vault.set_secret(hash.secret());
+        Self::in_memory(config, hash, Some(vault))
+    }
+
+    /// The pool that was left in this memory, without references: [`Local::count`] and [`Local::all_counted`] follow.
+    #[must_use]
+    pub fn take_over(config: Config, vault: &Vault) -> (Self, Refill) {
+        let hash = PageHash::with_secret(vault.secret());
+        let (mut local, refill) = Self::in_memory(config, hash, Some(vault));
+        let Self { arena, index, slots, .. } = &mut local;
+        arena.take_over(vault.segments());
+        *slots = Slots::take_over(vault, |handle, slot| {
+            let good = arena.take_this(slot.place, slot.len, handle);
+            if let Some(index) = index.as_mut().filter(|_| good) {
+                index.insert(slot.hash, handle);
+            }
+            good
+        });
+        arena.all_taken();
+        (local, refill)
+    }
+
+    /// Whether a page was found under this handle.
+    pub fn has(&self, handle: Handle) -> bool {
+        self.slots.is_there(handle)
+    }
+
+    /// One more reference, of those that were found.
+    pub fn count(&mut self, handle: Handle) {
+        self.slots.count(handle);
+        self.references += 1;
+    }
+
+    /// Every reference was counted: what has none is given up.
+    pub fn all_counted(&mut self) {
+        for (handle, slot) in self.slots.drop_unnamed() {
+            self.arena.free(slot.place);
+            if let Some(index) = &mut self.index {
+                index.remove(slot.hash, handle);
+            }
+        }
+    }
+
+    fn in_memory(config: Config, hash: PageHash, vault: Option<&Vault>) -> (Self, Refill) {
+        let (supply, refill) = Supply::new(vault.cloned());
         let local = Self {
             config,
             hash,
             codec: Codec::new(config.compression),
-            slots: Slots::default(),
+            slots: vault.map_or_else(Slots::default, Slots::lasting),
             index: config.dedupe.then(Index::new),
             arena: Arena::new(supply),
             references: 0,
@@ -187,7 +239,7 @@ impl Local {
         let slot = Slot::new(hash, place, len);
         let handle = match sole {
             Some(sole) => {
-                let old = std::mem::replace(self.slots.get_mut(sole), slot);
+                let old = self.slots.replace(sole, slot);
                 if let Some(index) = &mut self.index {
                     index.remove(old.hash, sole);
                 }
@@ -251,10 +303,11 @@ impl Local {
             return false;
         }
         let Some((place, owner)) = self.arena.next_to_move() else { return self.arena.is_loose() };
-        let slot = self.slots.get_mut(owner);
+        let slot = self.slots.get(owner);
         assert_eq!(slot.place, place, "objects know their owners");
-        if let Some(place) = self.arena.move_out(place, slot.len, owner) {
-            slot.place = place;
+        if let Some(to) = self.arena.move_out(place, slot.len, owner) {
+            self.slots.set_place(owner, to);
+            self.arena.free(place);
         }
         true
     }
@@ -275,7 +328,7 @@ impl Store for Local {
             return None;
         }
         self.is_lent();
-        let Slot { hash, place, len, .. } = *self.slots.get(handle);
+        let Slot { hash, place, len, .. } = self.slots.get(handle);
         let part = to.parts.len();
         self.lending = Some(self.arena.lend(place, len, &mut to.parts));
         Some(Lent { handle, hash, part })

@@ -14,6 +14,7 @@ use memmap2::{Advice, MmapMut};
 use spillway_core::PAGE_BYTES;
 
 use crate::sys::memory::{Lending, Memory, Parts};
+use crate::vault::{Extent, Vault};
 
 /// A segment: what is asked of and given back to the kernel. A huge page on x86-64.
 pub(crate) const SEGMENT_BYTES: u32 = 2 << 20;
@@ -31,6 +32,10 @@ pub(crate) struct Segment {
 impl Segment {
     /// As `advice` says, which the kernel may refuse: that only costs speed.
     fn map(shared: &Arc<Shared>, advice: Advice) -> io::Result<Self> {
+        if let Some(vault) = &shared.vault {
+            let extent = vault.take_segment().ok_or(io::ErrorKind::OutOfMemory)?;
+            return Ok(Self::lasting(shared, extent));
+        }
         let bytes = MmapMut::map_anon(SEGMENT_BYTES as usize)?;
         let _ = bytes.advise(advice);
         shared.mapped.fetch_add(1, Relaxed);
@@ -51,6 +56,16 @@ impl Segment {
     /// For the pool's own thread: its pages are to fault one by one, not as a huge page that is cleared at once.
     fn map_inline(shared: &Arc<Shared>) -> io::Result<Self> {
         Self::map(shared, Advice::NoHugePage)
+    }
+
+    fn lasting(shared: &Arc<Shared>, extent: Extent) -> Self {
+        shared.mapped.fetch_add(1, Relaxed);
+        Self { bytes: Memory::lasting(extent), shared: Arc::clone(shared) }
+    }
+
+    /// Where it is in memory that outlives this process, if it is there.
+    pub(crate) fn extent(&self) -> Option<&Extent> {
+        self.bytes.extent()
     }
 
     /// Bytes of it.
@@ -83,6 +98,8 @@ struct Shared {
     ready: AtomicU64,
     /// Segments that there may be.
     allowed: AtomicU64,
+    /// Where segments are to outlive this process.
+    vault: Option<Vault>,
 }
 
 /// The pool's end: takes segments and gives them back, and never waits.
@@ -96,13 +113,18 @@ pub(crate) struct Supply {
 
 impl Supply {
     /// Both ends.
-    pub(crate) fn new() -> (Self, Refill) {
-        let shared =
-            Arc::new(Shared { mapped: AtomicU64::new(0), ready: AtomicU64::new(0), allowed: AtomicU64::new(u64::MAX) });
+    pub(crate) fn new(vault: Option<Vault>) -> (Self, Refill) {
+        let (mapped, ready, allowed) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(u64::MAX));
+        let shared = Arc::new(Shared { mapped, ready, allowed, vault });
         let (ready_in, ready) = sync_channel(READY_MAX);
         let (returned, returned_out) = sync_channel(RETURNED_MAX);
         let refill = Refill { ready: ready_in, returned: returned_out, shared: Arc::clone(&shared) };
         (Self { ready, returned, shared, inline_segments: 0 }, refill)
+    }
+
+    /// A segment that was found.
+    pub(crate) fn found(&self, extent: Extent) -> Segment {
+        Segment::lasting(&self.shared, extent)
     }
 
     /// Sets how many segments there may be.

@@ -3,12 +3,37 @@
 //! Slots live in slabs that never move, so growing costs one small slab and no copy. A free slot is a link to the next
 //! free one. Slabs are kept when slots are freed: 24 bytes a page of the largest number ever kept.
 
+use std::ops::Deref;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Relaxed, Release};
+
 use crate::arena::Place;
+use crate::vault::{Slabs, Vault};
 use crate::{HANDLE_BITS, Handle};
 
 /// Slots in a slab. Small, as whoever needs a new one waits while its 6 KiB are page-faulted and chained up.
 const SLAB_SLOTS: u32 = 256;
-type Slab = [Slot; SLAB_SLOTS as usize];
+/// Words that a slot is kept in: hash; place; references and length.
+const WORDS: usize = 3;
+pub(crate) const SLAB_WORDS: usize = SLAB_SLOTS as usize * WORDS;
+
+/// Each word is one store; whatever names a slot is written after it.
+enum Slab {
+    Own(Box<[AtomicU64; SLAB_WORDS]>),
+    /// In memory that outlives this process.
+    Lasting(&'static [AtomicU64; SLAB_WORDS]),
+}
+
+impl Deref for Slab {
+    type Target = [AtomicU64; SLAB_WORDS];
+
+    fn deref(&self) -> &Self::Target {
+        match self {
+            Self::Own(words) => words,
+            Self::Lasting(words) => words,
+        }
+    }
+}
 
 /// References at which identical pages are stored again instead of sharing this one.
 pub(crate) const REFS_MAX: u32 = u32::MAX / 2;
@@ -29,12 +54,16 @@ pub(crate) struct Slot {
     pub(crate) len: u16,
 }
 
-const _: () = assert!(size_of::<Slot>() == 24);
+const SLAB_BYTES: u64 = SLAB_WORDS as u64 * 8;
 
 impl Slot {
     /// A page with one reference.
     pub(crate) fn new(hash: u64, place: Place, len: u16) -> Self {
         Self { hash, place, refs: 1, len }
+    }
+
+    fn vacant(next: u32) -> Self {
+        Self { place: Place { segment: next, offset: 0 }, ..Self::default() }
     }
 
     /// Whether there is no reference but one.
@@ -51,20 +80,76 @@ impl Slot {
 /// All slots.
 #[derive(Default)]
 pub(crate) struct Slots {
-    slabs: Vec<Box<Slab>>,
+    slabs: Vec<Slab>,
     /// Head of the free slots, as a handle's bits; zero when there is none.
     free: u32,
+    /// Where slabs are to outlive this process.
+    source: Option<Slabs>,
+    /// What was found, until its references are counted.
+    found: Vec<Handle>,
 }
 
 impl Slots {
+    /// No slots, in memory that outlives this process.
+    pub(crate) fn lasting(vault: &Vault) -> Self {
+        Self { source: Some(Slabs::new(vault.clone(), 0)), ..Self::default() }
+    }
+
+    /// Slots that were found, each with its handle, unless it is free. Those for which `is_good` is false are free from now on;
+    /// the others have no references yet ([`Slots::count`]).
+    pub(crate) fn take_over(vault: &Vault, mut is_good: impl FnMut(Handle, Slot) -> bool) -> Self {
+        let (found, runs) = vault.slabs();
+        let slabs = found.into_iter().map(Slab::Lasting).collect();
+        let mut slots = Self { slabs, source: Some(Slabs::new(vault.clone(), runs)), ..Self::default() };
+        let count = u32::try_from(slots.slabs.len()).unwrap_or(u32::MAX).saturating_mul(SLAB_SLOTS);
+        for handle in (1..=count).rev().filter_map(Handle::from_bits) {
+            let slot = slots.raw(handle);
+            if slot.refs > 0 && is_good(handle, slot) {
+                slots.set(handle, Slot { refs: 0, ..slot });
+                slots.found.push(handle);
+            } else {
+                slots.set(handle, Slot::vacant(slots.free));
+                slots.free = handle.bits();
+            }
+        }
+        // In order, to be searched.
+        slots.found.reverse();
+        slots
+    }
+
+    /// Whether this was found.
+    pub(crate) fn is_there(&self, handle: Handle) -> bool {
+        self.found.binary_search_by_key(&handle.bits(), |found| found.bits()).is_ok()
+    }
+
+    /// One more reference, of those that were found.
+    pub(crate) fn count(&mut self, handle: Handle) {
+        let slot = self.raw(handle);
+        self.set(handle, Slot { refs: slot.refs.saturating_add(1), ..slot });
+    }
+
+    /// Frees what was found and has no reference; what it held.
+    pub(crate) fn drop_unnamed(&mut self) -> Vec<(Handle, Slot)> {
+        let mut dropped = Vec::new();
+        for handle in std::mem::take(&mut self.found) {
+            let slot = self.raw(handle);
+            if slot.refs == 0 {
+                self.set(handle, Slot::vacant(self.free));
+                self.free = handle.bits();
+                dropped.push((handle, slot));
+            }
+        }
+        dropped
+    }
+
     /// Bytes that one more slot would take now: zero, or a slab.
     pub(crate) fn growth_bytes(&self) -> u64 {
-        if self.free == 0 { size_of::<Slab>() as u64 } else { 0 }
+        if self.free == 0 { SLAB_BYTES } else { 0 }
     }
 
     /// Bytes taken.
     pub(crate) fn memory_bytes(&self) -> u64 {
-        (self.slabs.len() * size_of::<Slab>()) as u64
+        self.slabs.len() as u64 * SLAB_BYTES
     }
 
     /// Puts `slot` into a free slot; `None` when handles have run out.
@@ -73,53 +158,71 @@ impl Slots {
             self.grow()?;
         }
         let handle = Handle::from_bits(self.free).expect("free slots have handles");
-        let free = self.raw_mut(handle);
-        let next = free.place.segment;
-        *free = slot;
-        self.free = next;
+        self.free = self.raw(handle).place.segment;
+        self.set(handle, slot);
         Some(handle)
     }
 
     /// One more reference.
     pub(crate) fn share(&mut self, handle: Handle) {
-        let slot = self.get_mut(handle);
-        slot.refs = slot.refs.saturating_add(1);
+        let slot = self.get(handle);
+        self.set(handle, Slot { refs: slot.refs.saturating_add(1), ..slot });
     }
 
     /// One reference less. What the slot held, when that was the last: its bytes are the caller's to free.
     pub(crate) fn release(&mut self, handle: Handle) -> Option<Slot> {
-        let next = self.free;
-        let slot = self.get_mut(handle);
+        let slot = self.get(handle);
         match slot.refs {
             REFS_STUCK => return None,
             1 => {}
             _ => {
-                slot.refs -= 1;
+                self.set(handle, Slot { refs: slot.refs - 1, ..slot });
                 return None;
             }
         }
-        let held = *slot;
-        *slot = Slot { place: Place { segment: next, offset: 0 }, ..Slot::default() };
+        self.set(handle, Slot::vacant(self.free));
         self.free = handle.bits();
-        Some(held)
+        Some(slot)
     }
 
-    pub(crate) fn get(&self, handle: Handle) -> &Slot {
-        let (slab, at) = position(handle);
-        let slot = &self.slabs[slab][at];
+    pub(crate) fn get(&self, handle: Handle) -> Slot {
+        let slot = self.raw(handle);
         assert!(slot.refs > 0, "{handle:?} was freed before");
         slot
     }
 
-    pub(crate) fn get_mut(&mut self, handle: Handle) -> &mut Slot {
-        let slot = self.raw_mut(handle);
-        assert!(slot.refs > 0, "{handle:?} was freed before");
-        slot
+    /// Something else is behind `handle` from now on; its old content.
+    pub(crate) fn replace(&mut self, handle: Handle, slot: Slot) -> Slot {
+        let old = self.get(handle);
+        self.set(handle, slot);
+        old
     }
 
-    fn raw_mut(&mut self, handle: Handle) -> &mut Slot {
+    /// Its bytes are here from now on, and are there already.
+    pub(crate) fn set_place(&mut self, handle: Handle, place: Place) {
+        self.words(handle)[1].store(u64::from(place.segment) << 32 | u64::from(place.offset), Release);
+    }
+
+    fn words(&self, handle: Handle) -> &[AtomicU64] {
         let (slab, at) = position(handle);
-        &mut self.slabs[slab][at]
+        &self.slabs[slab][at * WORDS..][..WORDS]
+    }
+
+    fn raw(&self, handle: Handle) -> Slot {
+        let words = self.words(handle);
+        let [hash, place, rest] = [0, 1, 2].map(|word: usize| words[word].load(Relaxed));
+        let ([o0, o1, o2, o3, s0, s1, s2, s3], [l0, l1, _, _, r0, r1, r2, r3]) =
+            (place.to_le_bytes(), rest.to_le_bytes());
+        let (offset, segment) = (u32::from_le_bytes([o0, o1, o2, o3]), u32::from_le_bytes([s0, s1, s2, s3]));
+        let (len, refs) = (u16::from_le_bytes([l0, l1]), u32::from_le_bytes([r0, r1, r2, r3]));
+        Slot { hash, place: Place { segment, offset }, refs, len }
+    }
+
+    fn set(&self, handle: Handle, Slot { hash, place, refs, len }: Slot) {
+        let words = self.words(handle);
+        words[0].store(hash, Release);
+        words[1].store(u64::from(place.segment) << 32 | u64::from(place.offset), Release);
+        words[2].store(u64::from(refs) << 32 | u64::from(len), Release);
     }
 
     fn grow(&mut self) -> Option<()> {
@@ -129,11 +232,14 @@ impl Slots {
         if last >> HANDLE_BITS != 0 {
             return None;
         }
-        let mut slab = vec![Slot::default(); SLAB_SLOTS as usize];
-        for (slot, next) in slab.iter_mut().zip(first + 1..=last) {
-            slot.place.segment = next;
+        self.slabs.push(match &mut self.source {
+            Some(source) => Slab::Lasting(source.take()?),
+            None => Slab::Own(Box::new([const { AtomicU64::new(0) }; SLAB_WORDS])),
+        });
+        for handle in (first..=last).filter_map(Handle::from_bits) {
+            let next = if handle.bits() == last { 0 } else { handle.bits() + 1 };
+            self.set(handle, Slot::vacant(next));
         }
-        self.slabs.push(slab.try_into().expect("as long as a slab"));
         self.free = first;
         Some(())
     }
@@ -148,7 +254,8 @@ fn position(handle: Handle) -> (usize, usize) {
 impl Slots {
     /// As if this many references had been made.
     pub(crate) fn set_refs_to(&mut self, handle: Handle, refs: u32) {
-        self.get_mut(handle).refs = refs;
+        let slot = self.get(handle);
+        self.set(handle, Slot { refs, ..slot });
     }
 }
 

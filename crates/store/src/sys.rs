@@ -1,7 +1,9 @@
-//! The room for unsafe code: io_uring on page-sized buffers, and memory that is lent to another thread.
+//! The room for unsafe code: io_uring on page-sized buffers, memory that is lent to another thread, and memory
+//! that outlives this process.
 #![allow(unsafe_code)]
 
 pub(crate) mod memory;
+pub(crate) mod shared;
 
 use std::fs::File;
 use std::io;

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use spillway_core::{Address, PAGE_BYTES_U64};
 
-use super::{Agent, NAME, SCRATCH_BYTES, STAGING_BYTES, bits, explain, pieces};
+use super::{Agent, Kept, NAME, SCRATCH_BYTES, STAGING_BYTES, bits, explain, pieces};
 use crate::error::Error;
 use crate::sys::agent::{BATCH_PAGES, CODE_BYTES, CONTROL_BYTES, Layout, Memory};
 use crate::sys::fd::{Rights, send_fd};
@@ -37,6 +37,7 @@ impl Setup {
         &mut self,
         forked: Option<&Uffd>,
         kill_on_death: bool,
+        vault: Option<BorrowedFd<'_>>,
         seccomp: bool,
     ) -> Result<(Agent, Option<Uffd>), Error> {
         let pid = self.pid;
@@ -78,6 +79,9 @@ impl Setup {
             }
         };
 
+        let vault = vault.map(|vault| self.receive(socket.as_fd(), vault, theirs, scratch)).transpose()?;
+        let kept = vault.map(|_| Kept { socket: ours, memory: file });
+
         let map = |setup: &mut Self, bytes, protection, offset| {
             setup.call(libc::SYS_mmap, [0, bytes, bits(protection), bits(libc::MAP_SHARED), bits(file), offset])
         };
@@ -99,7 +103,9 @@ impl Setup {
             .map_err(|error| explain(pid, error))?;
         let mut seized = created.ok_or(Error::Ended(pid))?;
         let thread = seized.thread();
-        self.start_agent(&mut seized, &layout, uffd_number, theirs, kill_on_death)?;
+        let keeps = kept.map(|kept| [kept.socket, kept.memory]).into_iter().flatten().chain(vault);
+        let keeps = [uffd_number, theirs].into_iter().chain(keeps).collect();
+        self.start_agent(&mut seized, &layout, theirs, keeps, kill_on_death)?;
         let seized = if seccomp {
             seized.resume().map_err(|error| explain(pid, error))?;
             Some(seized)
@@ -118,30 +124,33 @@ impl Setup {
             uffd: uffd_number,
             pause_ns: 0,
             seized,
+            kept,
             instruction,
         };
         Ok((agent, fresh))
     }
 
-    /// Closes what is open in the agent's own table but for two descriptors, and points it at its code.
+    /// Closes what is open in the agent's own table but for what it `keeps`, and points it at its code.
     fn start_agent(
         &self,
         agent: &mut Seized,
         layout: &Layout,
-        uffd: i32,
         socket: i32,
+        mut keeps: Vec<i32>,
         kill_on_death: bool,
     ) -> Result<(), Error> {
         let explain = |error| explain(self.pid, error);
         agent.await_first_stop().map_err(explain)?;
         let registers = agent.registers().map_err(explain)?;
-        let (low, high) = (bits(uffd.min(socket)), bits(uffd.max(socket)));
-        for (from, to) in [(0, low.wrapping_sub(1)), (low + 1, high.wrapping_sub(1)), (high + 1, u64::from(u32::MAX))] {
-            if from <= to && to != u64::MAX {
-                agent
-                    .call(&registers, self.instruction, libc::SYS_close_range, [from, to, 0, 0, 0, 0])
-                    .map_err(explain)?;
+        keeps.sort_unstable();
+        let ends = keeps.iter().map(|&kept| bits(kept)).chain([1 << 32]);
+        let mut from = 0;
+        for end in ends {
+            if from < end {
+                let arguments = [from, end - 1, 0, 0, 0, 0];
+                agent.call(&registers, self.instruction, libc::SYS_close_range, arguments).map_err(explain)?;
             }
+            from = end + 1;
         }
         let mut name = NAME.as_bytes().to_vec();
         name.push(0);

@@ -2,18 +2,49 @@
 
 use spillway_core::page::BufferIndex;
 use spillway_core::{PAGE_BYTES, Page};
-use spillway_store::Prepared;
+use spillway_store::{Prepared, vault};
 
 /// A page's memory, all in one page of ours.
-#[derive(Clone)]
 #[repr(align(4096))]
-pub(super) struct Aligned(pub(super) Page);
+pub(super) struct Aligned(Page);
+
+/// Where a buffer's page is.
+enum Memory {
+    /// In this process alone.
+    Own(Box<Aligned>),
+    /// In memory that outlives it.
+    Lasting(vault::Buffer),
+}
 
 /// A page, and what is known of it.
-#[derive(Clone)]
 pub(super) struct Buffer {
-    pub(super) page: Box<Aligned>,
+    memory: Memory,
     pub(super) known: Prepared,
+}
+
+impl Buffer {
+    pub(super) fn page(&self) -> &Page {
+        match &self.memory {
+            Memory::Own(page) => &page.0,
+            Memory::Lasting(buffer) => buffer.page(),
+        }
+    }
+
+    /// The page, and what is known of it, to be changed.
+    pub(super) fn parts(&mut self) -> (&Page, &mut Prepared) {
+        let page = match &self.memory {
+            Memory::Own(page) => &page.0,
+            Memory::Lasting(buffer) => buffer.page(),
+        };
+        (page, &mut self.known)
+    }
+
+    pub(super) fn page_mut(&mut self) -> &mut Page {
+        match &mut self.memory {
+            Memory::Own(page) => &mut page.0,
+            Memory::Lasting(buffer) => buffer.page_mut(),
+        }
+    }
 }
 
 /// See the module's documentation. Those that are lent are not there.
@@ -22,20 +53,30 @@ pub(super) struct Buffers(Vec<Option<Buffer>>);
 impl Buffers {
     /// So many.
     pub(super) fn new(count: u32) -> Self {
-        let buffer = || Buffer { page: Box::new(Aligned([0; PAGE_BYTES])), known: Prepared::default() };
-        Self((0..count).map(|_| Some(buffer())).collect())
+        Self::of((0..count).map(|_| Memory::Own(Box::new(Aligned([0; PAGE_BYTES])))))
+    }
+
+    /// These, with what is in them.
+    pub(super) fn lasting(buffers: Vec<vault::Buffer>) -> Self {
+        Self::of(buffers.into_iter().map(Memory::Lasting))
+    }
+
+    fn of(memory: impl Iterator<Item = Memory>) -> Self {
+        Self(memory.map(|memory| Some(Buffer { memory, known: Prepared::default() })).collect())
     }
 
     /// What is in a buffer, unless it is lent; and what is known of it.
     pub(super) fn page(&self, buffer: BufferIndex) -> Option<(&Page, &Prepared)> {
-        self.0[buffer.0 as usize].as_ref().map(|buffer| (&buffer.page.0, &buffer.known))
+        self.0[buffer.0 as usize].as_ref().map(|buffer| (buffer.page(), &buffer.known))
     }
 
     /// Copies one buffer to another; neither is lent.
     pub(super) fn copy(&mut self, from: BufferIndex, to: BufferIndex) {
-        let copy = self.0[from.0 as usize].clone();
-        assert!(copy.is_some(), "it is not lent");
-        self.0[to.0 as usize] = copy;
+        let (page, known) = self.page(from).expect("it is not lent");
+        let (page, known) = (*page, known.clone());
+        let to = self.0[to.0 as usize].as_mut().expect("it is not lent");
+        *to.page_mut() = page;
+        to.known = known;
     }
 
     /// Lends a buffer.

@@ -34,6 +34,7 @@ impl Driver {
             Event::Unmap(span) => {
                 // Who unmaps goes on only when it has the CPU again, and what it did shows only then.
                 target.unmapped.push(span);
+                self.core.announced_unmapped(id, span);
                 if self.core.regions().within(id, span).is_empty() {
                     self.settle_unmapped(at);
                 }
@@ -84,7 +85,7 @@ impl Driver {
     }
 
     /// A removal that concerns pages in the target is to be settled.
-    fn announce(&mut self, id: TargetId, span: Span) {
+    pub(super) fn announce(&mut self, id: TargetId, span: Span) {
         let Some(target) = self.target(id) else { return };
         let number = target.announced.removal(span);
         let _ = self.reports.send(Request::Report(Report::Removal(id, span, number)));

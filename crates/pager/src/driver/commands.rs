@@ -159,11 +159,13 @@ impl Driver {
         match command {
             Command::Add { pid, uffd, agent, reply } => {
                 let id = self.core.add_target();
+                self.write_down(id, &agent);
                 self.add(Target::new(id, pid, uffd, Some(agent)));
                 self.place_agents();
                 let _ = reply.send(id);
             }
             Command::Equip { target, agent } => {
+                self.write_down(target, &agent);
                 if let Some(target) = self.target(target) {
                     target.pid = agent.pid;
                     target.pagemap = Pagemap::open(agent.pid).ok();
@@ -176,10 +178,14 @@ impl Driver {
                 let _ = reply.send(self.register(target, &stretches));
             }
             Command::Keep { target, addresses } => self.core.keep(target, &addresses),
-            Command::Found { target, spans } => spans.iter().for_each(|&span| self.found(target, span)),
+            Command::Found { target, spans } => {
+                self.doubt(target, &spans);
+                spans.iter().for_each(|&span| self.found(target, span));
+            }
             Command::Scanned { target } => {
                 if let Some(target) = self.target(target) {
                     target.announced.scan_ends();
+                    target.doubtful = false;
                 }
             }
             Command::RemovalSeen { target, number, gone } => {
@@ -203,6 +209,9 @@ impl Driver {
                     tape.ended(&self.core, target);
                 }
                 self.core.ended(target);
+                if let Some(estate) = &self.hands.estate {
+                    estate.remove(target);
+                }
                 let slot = self.targets.get_mut(target.0 as usize).and_then(Option::take);
                 slot.into_iter().flat_map(|target| target.buffers).for_each(|b| self.core.return_buffer(b));
             }

@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::hands::{to_bits, to_handle};
 use super::{Driver, RETRY_NS};
+use crate::estate::Stage;
 use crate::sys::agent::BATCH_PAGES;
 use crate::sys::clock::now_ns;
 use crate::target::{Flight, Target};
@@ -132,7 +133,13 @@ impl Driver {
             target.buffers.push(self.core.take_buffer().expect("a buffer for each page chosen"));
         }
         target.runs = runs;
-        target.start_capture();
+        let estate = self.hands.estate.as_ref();
+        target.start_capture(|id, runs| {
+            if let Some(estate) = estate {
+                estate.prepare_batch(id, runs);
+                estate.set_batch(id, Some(Stage::Begun));
+            }
+        });
         self.errand_begins();
     }
 
@@ -217,7 +224,7 @@ impl Driver {
         drop(buffers);
         target.runs.clear();
         let elsewhere = self.placement.may_share_with(self.hands.reader.thread(), &self.shared);
-        self.hands.begin_reading(agent, elsewhere, &self.core);
+        self.hands.begin_reading(target.id, agent, elsewhere, &self.core);
         self.hands.finish_reading(false, &mut self.core);
         if captured + stuck == 0 {
             // Mappings are changing: whoever changes them needs the CPU to say so.

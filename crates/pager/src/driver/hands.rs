@@ -6,12 +6,13 @@ use spillway_core::evict::Bytes;
 use spillway_core::page::HandleBits;
 use spillway_core::pager::{Outcome, Pager, Plan};
 use spillway_core::streams::BLOCK_PAGES_MAX;
-use spillway_core::{PAGE_BYTES, Page};
+use spillway_core::{PAGE_BYTES, Page, TargetId};
 use spillway_store::{Got, Handle, Preparer, Store, Urgency};
 
 use super::buffers::Buffers;
 use super::reader::Reader;
 use crate::adopt::Agent;
+use crate::estate::{Estate, Stage};
 use crate::sys::fd::Bell;
 use crate::target::Target;
 
@@ -20,20 +21,31 @@ pub(super) struct Hands {
     pub(super) store: Box<dyn Store>,
     pub(super) buffers: Buffers,
     pub(super) reader: Reader,
+    /// Where it is written down what another pager must know, and whose pages are being read.
+    pub(super) estate: Option<Estate>,
+    reading: Option<TargetId>,
     block: Box<[Page]>,
     zeros: Box<[Page]>,
 }
 
 impl Hands {
     /// Hands with so many buffers; `bell` rings when pages have been read.
-    pub(super) fn new(store: Box<dyn Store>, buffers: u32, bell: Arc<Bell>) -> Self {
+    pub(super) fn new(store: Box<dyn Store>, buffers: u32, estate: Option<Estate>, bell: Arc<Bell>) -> Self {
         let block = index(BLOCK_PAGES_MAX);
         let reader = Reader::new(store.preparer(), bell);
-        Self { store, buffers: Buffers::new(buffers), reader, block: pages(block), zeros: pages(block) }
+        let buffers = match &estate {
+            Some(estate) => Buffers::lasting(estate.vault().buffers()),
+            None => Buffers::new(buffers),
+        };
+        Self { store, buffers, reader, estate, reading: None, block: pages(block), zeros: pages(block) }
     }
 
     /// Begins to read captured pages.
-    pub(super) fn begin_reading(&mut self, agent: &Agent, elsewhere: bool, core: &Pager) {
+    pub(super) fn begin_reading(&mut self, of: TargetId, agent: &Agent, elsewhere: bool, core: &Pager) {
+        if let Some(estate) = &self.estate {
+            estate.set_batch(of, Some(Stage::Collected));
+        }
+        self.reading = Some(of);
         let store = self.store.as_mut();
         let clean = |page, to: &mut Preparer| store.lend(to_handle(core.handle_of(page)?), to);
         self.reader.begin(agent, elsewhere, &mut self.buffers, clean);
@@ -41,7 +53,11 @@ impl Hands {
 
     /// Takes over what was read of captured pages; waits for it if told to. True when nothing is being read any more.
     pub(super) fn finish_reading(&mut self, wait: bool, core: &mut Pager) -> bool {
-        self.reader.finish(wait, &mut self.buffers, core)
+        let done = self.reader.finish(wait, &mut self.buffers, core);
+        if done && let (Some(of), Some(estate)) = (self.reading.take(), &self.estate) {
+            estate.set_batch(of, None);
+        }
+        done
     }
 
     /// Carries out a plan, a fetch only from a store that answers at once; returns what was carried out, which is less where the store failed, and how far it got.

@@ -49,7 +49,7 @@ struct Item {
 
 impl Job {
     fn read_as(&mut self, thread: i32) -> io::Result<()> {
-        read_pages(thread, self.staging, self.items.iter_mut().map(|item| &mut item.buffer.page.0))
+        read_pages(thread, self.staging, self.items.iter_mut().map(|item| item.buffer.page_mut()))
     }
 
     fn run(&mut self) {
@@ -60,19 +60,19 @@ impl Job {
             read = self.read_as(procfs::living_thread(self.pid).unwrap_or(self.pid));
         }
         for item in &mut self.items {
-            let Buffer { page, known } = &mut item.buffer;
+            let (page, known) = item.buffer.parts();
             item.bytes = match &read {
                 // They were moved away, and there is no other copy: zeros must not take their place.
                 Err(_) if agent_is_gone => Bytes::Gone,
                 Err(_) => Bytes::Lost,
-                Ok(()) if is_zero(&page.0) => Bytes::Zero,
+                Ok(()) if is_zero(page) => Bytes::Zero,
                 Ok(()) => Bytes::Here,
             };
             match &mut self.preparer {
                 Some(preparer) if item.bytes == Bytes::Here && self.elsewhere => {
-                    preparer.prepare(&page.0, item.clean, known);
+                    preparer.prepare(page, item.clean, known);
                 }
-                Some(preparer) if item.bytes == Bytes::Here => preparer.hash(&page.0, known),
+                Some(preparer) if item.bytes == Bytes::Here => preparer.hash(page, known),
                 _ => known.forget(),
             }
         }

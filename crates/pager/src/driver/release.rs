@@ -110,6 +110,9 @@ impl Driver {
                 }
             }
             self.core.ended(target.id);
+            if let Some(estate) = &self.hands.estate {
+                estate.remove(target.id);
+            }
             agents.extend(target.agent);
         }
         self.placement.settle(&self.shared);

@@ -4,6 +4,8 @@
 //! a few dozen instructions without a stack: wait for a byte on a socket, run the calls listed in the control pages,
 //! answer with a byte. When the socket ends, its pager is dead, and it kills its process or, if it was told so, keeps
 //! the userfaultfd open for ever, so that faults wait instead of reading zeros.
+//! Where another pager may take over, the agent keeps the pager's end of the socket open as well: then it does not end, and
+//! the agent waits for whoever takes that end out of its descriptor table.
 //!
 //! The control pages are shared with the target, which could scribble on them; the pager therefore believes nothing in
 //! them but results, and those only as far as they cannot harm anyone else.
@@ -162,6 +164,27 @@ impl Memory {
     pub fn new(fd: OwnedFd) -> io::Result<Self> {
         let file = File::from(fd);
         file.set_len(FILE_BYTES)?;
+        let memory = Self::map(file)?;
+        let code = code();
+        assert!(code.len() as u64 <= CODE_BYTES, "the agent's code fits its page");
+        // SAFETY: the mapping is writable and longer than the code; the target does not run it yet.
+        unsafe { std::ptr::copy_nonoverlapping(code.as_ptr(), memory.base.as_ptr(), code.len()) };
+        Ok(memory)
+    }
+
+    /// Maps the file of an agent that runs already.
+    ///
+    /// # Errors
+    /// As [`Memory::new`], and when this is no such file.
+    pub fn again(fd: OwnedFd) -> io::Result<Self> {
+        let file = File::from(fd);
+        if file.metadata()?.len() != FILE_BYTES {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        Self::map(file)
+    }
+
+    fn map(file: File) -> io::Result<Self> {
         let bytes = usize::try_from(FILE_BYTES).expect("a few pages");
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
         let base = unsafe {
@@ -177,12 +200,7 @@ impl Memory {
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        let memory = Self { base: NonNull::new(base.cast()).ok_or(io::ErrorKind::InvalidData)?, _file: file };
-        let code = code();
-        assert!(code.len() as u64 <= CODE_BYTES, "the agent's code fits its page");
-        // SAFETY: the mapping is writable and longer than the code; the target does not run it yet.
-        unsafe { std::ptr::copy_nonoverlapping(code.as_ptr(), memory.base.as_ptr(), code.len()) };
-        Ok(memory)
+        Ok(Self { base: NonNull::new(base.cast()).ok_or(io::ErrorKind::InvalidData)?, _file: file })
     }
 
     fn control(&self) -> *mut Control {

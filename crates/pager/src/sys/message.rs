@@ -4,6 +4,9 @@
 
 use spillway_core::{Address, Span};
 
+/// Messages read at once. One read costs about as much as ten messages in it.
+pub const MESSAGES: usize = 16;
+
 /// `struct uffd_msg`, as the kernel writes it.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default)]
@@ -50,6 +53,12 @@ pub enum Told {
 }
 
 impl Message {
+    /// From its words.
+    pub fn from_words([first, a, b, c]: [u64; 4]) -> Self {
+        let [event, reserved @ ..] = first.to_ne_bytes();
+        Self { event, reserved, arguments: [a, b, c] }
+    }
+
     /// Whether it tells of a fault, and not of a change.
     pub fn is_fault(&self) -> bool {
         self.event == 0x12

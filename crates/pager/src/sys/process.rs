@@ -40,6 +40,28 @@ pub fn pidfd(pid: i32, thread: i32) -> io::Result<OwnedFd> {
     open(thread, THREAD).or_else(|_| open(pid, 0))
 }
 
+/// A stable name for one thread, by which its own descriptors can be had (6.9).
+///
+/// # Errors
+/// ESRCH when it is gone, EINVAL before 6.9.
+pub fn pidfd_of_thread(thread: i32) -> io::Result<OwnedFd> {
+    /// `PIDFD_THREAD`.
+    const THREAD: libc::c_int = libc::O_EXCL;
+    // SAFETY: no pointers.
+    owned(unsafe { libc::syscall(libc::SYS_pidfd_open, thread, THREAD) })
+}
+
+/// Bytes that wait to be read from a socket.
+///
+/// # Errors
+/// When it is none.
+pub fn unread(socket: BorrowedFd<'_>) -> io::Result<libc::c_int> {
+    let mut bytes = 0;
+    // SAFETY: `bytes` is writable.
+    checked(unsafe { libc::ioctl(socket.as_raw_fd(), libc::FIONREAD, &raw mut bytes) }.into())?;
+    Ok(bytes)
+}
+
 /// Duplicates descriptor `number` of the process behind `pidfd` into ours.
 ///
 /// # Errors

@@ -6,6 +6,8 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
 use spillway_core::pager::{Outcome, Stop};
 use spillway_core::{Address, PAGE_BYTES_U64, Page, Span};
@@ -149,6 +151,22 @@ pub enum Event {
 }
 
 impl Message {
+    /// The change in it, if it tells of one that is still of interest to who did not read it. A fork's descriptor is not: it was
+    /// opened in the table of who did.
+    pub fn change(&self) -> Option<Event> {
+        let is_page = |at: Address| at == at.page() && at < NOWHERE;
+        let is_span = |span: Span| is_page(span.start) && is_page(span.end) && span.start < span.end;
+        match self.told() {
+            Told::Remap { from, to, bytes } if bytes <= NOWHERE.0 => {
+                let moved = |start: Address| Span { start, end: start.plus_bytes(bytes) };
+                (is_span(moved(from)) && is_span(moved(to))).then_some(Event::Remap { from, to, bytes })
+            }
+            Told::Remove(span) => is_span(span).then_some(Event::Remove(span)),
+            Told::Unmap(span) => is_span(span).then_some(Event::Unmap(span)),
+            Told::Remap { .. } | Told::Fault { .. } | Told::Fork { .. } | Told::Unknown => None,
+        }
+    }
+
     /// The event in it. Takes ownership of a fork's descriptor: call it once a message.
     pub fn decode(&self) -> Event {
         match self.told() {
@@ -223,6 +241,14 @@ impl Uffd {
         self.call(IOC_WAKE, &mut RangeArgument::from(span))
     }
 
+    /// Wakes everyone who waits for a page: those faults are raised again.
+    pub fn wake_all(&self) {
+        /// Above what `vm.mmap_min_addr` forbids.
+        const LOWEST: Address = Address(1 << 16);
+        // An address space that is gone has nobody to wake.
+        let _ = self.wake(Span { start: LOWEST, end: NOWHERE });
+    }
+
     /// Whether the target's address space still exists.
     pub fn is_alive(&self) -> bool {
         // Nothing is ever mapped there: a live address space answers ENOENT, a dead one ESRCH.
@@ -290,6 +316,29 @@ impl Uffd {
                 error => Err(error),
             },
         }
+    }
+
+    /// The same, by way of words that outlive this process, four for a message: the messages are still there if it is killed
+    /// before it has made anything of them.
+    ///
+    /// # Errors
+    /// As [`Uffd::read`].
+    pub fn read_by_way_of<'a>(&self, words: &[AtomicU64], into: &'a mut [Message]) -> io::Result<&'a [Message]> {
+        let bytes = size_of_val(words).min(size_of_val(into));
+        // SAFETY: atomics may be written through a shared reference, also by the kernel, for the length given.
+        let read = unsafe { libc::read(self.as_raw_fd(), words.as_ptr().cast_mut().cast(), bytes) };
+        let Ok(read) = usize::try_from(read) else {
+            return match io::Error::last_os_error() {
+                error if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) => Ok(&[]),
+                error => Err(error),
+            };
+        };
+        let count = read / size_of::<Message>();
+        for (message, words) in into[..count].iter_mut().zip(words.as_chunks().0) {
+            let words: &[AtomicU64; 4] = words;
+            *message = Message::from_words(std::array::from_fn(|at| words[at].load(Relaxed)));
+        }
+        Ok(&into[..count])
     }
 
     /// The descriptor, to be passed on.

@@ -5,16 +5,19 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use spillway_core::{PAGE_BYTES_U64, TargetId};
+use spillway_store::vault::Vault;
 
-use super::Watcher;
 use super::forks::Orphan;
+use super::mappings::Whose;
 use super::process::Process;
+use super::{Inherited, Watcher};
 use crate::adopt;
 use crate::driver::Command;
 use crate::error::Error;
 use crate::procfs;
 use crate::sys::pagemap::Pagemap;
 use crate::sys::process::share_memory;
+use crate::sys::ptrace::Seized;
 use crate::{Local, OnPagerDeath};
 
 /// A process smaller than this is never worth an agent: 8 MiB.
@@ -100,7 +103,8 @@ impl Watcher {
                 self.tell_inheritance(self.orphans[at].target, Some(pid));
             }
         };
-        let (mut agent, fresh) = adopt::adopt(pid, forked.map(|at| &self.orphans[at].uffd), kill, inheritance)?;
+        let vault = self.vault.as_ref().map(Vault::file);
+        let (mut agent, fresh) = adopt::adopt(pid, forked.map(|at| &self.orphans[at].uffd), kill, vault, inheritance)?;
         let seized = agent.seized.take();
         let agent_thread = agent.thread;
         self.shared.pause_ns.fetch_max(agent.pause_ns, Relaxed);
@@ -141,6 +145,24 @@ impl Watcher {
         process.read_at = None;
         self.tell_managed();
         Ok(())
+    }
+
+    /// A target that another pager has left behind.
+    pub(super) fn take_over(&mut self, inherited: Inherited) {
+        let Inherited { target, pid, started, agent, staging, uffd } = inherited;
+        self.roots.push(pid);
+        let process = self.processes.entry(pid).or_insert_with(|| Process::new(started));
+        process.target = Some(target);
+        process.pagemap = Pagemap::open(pid).ok();
+        process.staging = Some(staging);
+        process.seized = adopt::keeps_seized().then(|| Seized::new(agent, true).ok()).flatten();
+        process.agent = agent;
+        process.read_at = None;
+        self.uffds.push((target, uffd));
+        self.tell_managed();
+        // Nothing of it is captured before this has been looked at.
+        self.find_resident(pid, Whose::Anyones);
+        self.read_mappings(pid);
     }
 
     /// The agent is dying: its process can end, or exec, only after we have taken note.

@@ -76,8 +76,8 @@ impl Arena {
         Some((Place { segment, offset: at * SPAN_BYTES + object * bytes }, owner))
     }
 
-    /// Moves an object out of the segment that is being emptied. Returns where it is now, or `None` when there is no
-    /// room elsewhere: the segment then stays.
+    /// Copies an object out of the segment that is being emptied. Returns where it is now, for its owner to know before the
+    /// old one is freed, or `None` when there is no room elsewhere: the segment then stays.
     pub(crate) fn move_out(&mut self, place: Place, len: u16, owner: Handle) -> Option<Place> {
         // Into segments in use: one for one gains nothing, and could go on for ever.
         let class = self.classes.of(usize::from(len));
@@ -98,7 +98,6 @@ impl Arena {
             unreachable!("nothing is allocated in a segment that is being emptied")
         };
         target.bytes.bytes_mut(to.range(len)).copy_from_slice(source.bytes.bytes(place.range(len)));
-        self.free(place);
         Some(to)
     }
 

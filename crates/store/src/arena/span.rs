@@ -74,6 +74,18 @@ impl Span {
         word * u64::BITS + bit
     }
 
+    /// Takes this very object; false if there is none such, or it lives.
+    pub(super) fn take_this(&mut self, object: u32) -> bool {
+        let bits = &mut self.used[(object / u64::BITS) as usize];
+        let bit = 1 << (object % u64::BITS);
+        let free = (object as usize) < self.owners.len() && *bits & bit == 0;
+        if free {
+            *bits |= bit;
+            self.live += 1;
+        }
+        free
+    }
+
     /// Returns an object.
     ///
     /// # Panics

@@ -2,7 +2,7 @@ use super::*;
 use crate::segment::Refill;
 
 fn arena() -> (Arena, Refill) {
-    let (supply, refill) = Supply::new();
+    let (supply, refill) = Supply::new(None);
     (Arena::new(supply), refill)
 }
 
@@ -137,6 +137,7 @@ fn evacuation_gives_memory_back_and_loses_nothing() {
         let object = &mut objects[owner.bits() as usize - 1].as_mut().unwrap();
         assert_eq!(object.0, place);
         object.0 = arena.move_out(place, object.1, owner).expect("there is room");
+        arena.free(place);
         moves += 1;
         if moves % 100 == 0 {
             arena.check();
@@ -164,7 +165,10 @@ fn evacuation_bears_frees_and_allocations_meanwhile() {
     for round in 0..20_000 {
         if let Some((place, owner)) = arena.next_to_move() {
             let object = &mut objects[owner.bits() as usize - 1].as_mut().unwrap();
-            object.0 = arena.move_out(place, object.1, owner).unwrap_or(place);
+            if let Some(to) = arena.move_out(place, object.1, owner) {
+                object.0 = to;
+                arena.free(place);
+            }
         }
         let choice = choices.next().unwrap() % count;
         let object = &mut objects[choice as usize];

@@ -152,7 +152,7 @@ fn flipped_bytes_are_noticed_and_never_shared() {
         let mut pool = new(Config::default());
         let page = page(5, random_bytes);
         let handle = stored(&mut pool, &page);
-        let slot = *pool.slots.get(handle);
+        let slot = pool.slots.get(handle);
         for at in 0..usize::from(slot.len) {
             pool.arena.bytes_mut(slot.place, slot.len)[at] ^= 1 << (at % 8);
             let mut got = [0; PAGE_BYTES];

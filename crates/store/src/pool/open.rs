@@ -13,6 +13,7 @@ use crate::remote::protocol::Protocol;
 use crate::remote::{Peer, Remote};
 use crate::stripe::{Shape, Stripes};
 use crate::tcp;
+use crate::vault::Vault;
 use crate::{Local, Refill, Store};
 
 /// Longer tokens are a mistake.
@@ -75,6 +76,28 @@ pub fn open(url: &str) -> Result<Opened, OpenError> {
             Ok(Opened { refill: Some(refill), ..Opened::new(store) })
         }
     }
+}
+
+/// The same, in memory that outlives this process; none for a pool that is not this process's own.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_lasting(url: &str, vault: &Vault) -> Result<Option<(Local, Refill)>, OpenError> {
+    Ok(match Url::parse(url)? {
+        Url::Local(config) => Some(Local::lasting(config, vault)),
+        _ => None,
+    })
+}
+
+/// The pool that was opened so by another process, under the same URL.
+///
+/// # Errors
+/// As [`open`].
+pub fn take_over(url: &str, vault: &Vault) -> Result<Option<(Local, Refill)>, OpenError> {
+    Ok(match Url::parse(url)? {
+        Url::Local(config) => Some(Local::take_over(config, vault)),
+        _ => None,
+    })
 }
 
 fn connect<P: Protocol>(

@@ -10,6 +10,8 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use memmap2::{MmapMut, MmapRaw};
 
+use crate::vault::Extent;
+
 /// Counts the beginnings and ends of one lender's loans: odd while one is out.
 type Turns = Arc<AtomicU64>;
 
@@ -88,24 +90,49 @@ impl Drop for Parts {
     }
 }
 
+/// Where the memory is.
+enum Place {
+    /// A mapping of its own.
+    Own(#[expect(dead_code, reason = "it unmaps when it is dropped")] MmapRaw),
+    /// A part of a file that outlives this process.
+    Extent(Extent),
+}
+
 /// See the module's documentation.
 pub(crate) struct Memory {
     /// None only while it is dropped.
-    map: Option<MmapRaw>,
+    place: Option<Place>,
+    start: *mut u8,
+    len: usize,
     /// The last loan that has parts of this, and which.
     lent: Option<(Lending, Vec<Range<usize>>)>,
 }
 
 impl Memory {
     pub(crate) fn new(map: MmapMut) -> Self {
-        Self { map: Some(map.into()), lent: None }
+        let map = MmapRaw::from(map);
+        let (start, len) = (map.as_mut_ptr(), map.len());
+        Self { place: Some(Place::Own(map)), start, len, lent: None }
+    }
+
+    /// The same, in memory that outlives this process.
+    pub(crate) fn lasting(extent: Extent) -> Self {
+        let (start, len) = (extent.area().start(), extent.area().len());
+        Self { place: Some(Place::Extent(extent)), start, len, lent: None }
+    }
+
+    /// Where it is in memory that outlives this process, if it is there.
+    pub(crate) fn extent(&self) -> Option<&Extent> {
+        match &self.place {
+            Some(Place::Extent(extent)) => Some(extent),
+            Some(Place::Own(_)) | None => None,
+        }
     }
 
     fn start(&self, range: &Range<usize>) -> *mut u8 {
-        let map = self.map.as_ref().expect("it is not being dropped");
-        assert!(range.start <= range.end && range.end <= map.len(), "{range:?} is within the memory");
-        // SAFETY: the offset is within the mapping.
-        unsafe { map.as_mut_ptr().add(range.start) }
+        assert!(range.start <= range.end && range.end <= self.len, "{range:?} is within the memory");
+        // SAFETY: the offset is within the mapping, which `place` holds.
+        unsafe { self.start.add(range.start) }
     }
 
     /// Bytes of it.
@@ -155,11 +182,14 @@ impl Memory {
     }
 }
 
+// SAFETY: the pointer is that of `place`, which may go to any thread.
+unsafe impl Send for Memory {}
+
 impl Drop for Memory {
     fn drop(&mut self) {
         if self.lent.as_ref().is_some_and(|(lending, lent)| !lent.is_empty() && !lending.is_over()) {
             // Somebody reads it: it stays.
-            std::mem::forget(self.map.take());
+            std::mem::forget(self.place.take());
         }
     }
 }

@@ -1,0 +1,211 @@
+//! Taking over from a pager that was killed. What is believed of what it has left, and why that is enough:
+//! [`spillway_core::lasting`], docs/decisions/0021.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Acquire;
+use std::sync::mpsc::{Receiver, Sender};
+
+use spillway_core::evict::{Bytes, Captured, Run};
+use spillway_core::page::State;
+use spillway_core::pager::{Budget, Config, Pager, Stop};
+use spillway_core::policy::Settings;
+use spillway_core::{PAGE_BYTES, PAGE_BYTES_U64, Span, TargetId};
+use spillway_store::Local;
+
+use super::hands::to_handle;
+use super::{BUFFERS, Command, Driver};
+use crate::adopt::Agent;
+use crate::error::Error;
+use crate::estate::{Estate, Found, Stage};
+use crate::shared::Shared;
+use crate::sys::fd::Bell;
+use crate::sys::message::MESSAGES;
+use crate::sys::uffd::{Message, Uffd};
+use crate::target::Target;
+use crate::watcher::Request;
+
+/// A target that was found, with its agent, which has nothing to do.
+pub struct Heir {
+    /// What was written down of it.
+    pub found: Found,
+    /// Its agent.
+    pub agent: Agent,
+    /// Its userfaultfd.
+    pub uffd: Uffd,
+}
+
+impl Driver {
+    /// A driver that takes over, to be run on the thread that makes it.
+    ///
+    /// # Errors
+    /// When what was left cannot be read; the targets wait on.
+    #[expect(clippy::too_many_arguments, reason = "what it is made of")]
+    pub fn take_over(
+        budget: Budget,
+        replacement: Settings,
+        mut store: Local,
+        estate: Estate,
+        heirs: Vec<Heir>,
+        commands: Receiver<Command>,
+        bell: Arc<Bell>,
+        reports: Sender<Request>,
+        shared: Arc<Shared>,
+    ) -> Result<Self, Error> {
+        let config = Config { budget, buffers: BUFFERS, write_batch: 1 };
+        let batches: Vec<Run> =
+            heirs.iter().filter_map(|heir| heir.found.batch.as_ref()).flat_map(|it| it.runs.clone()).collect();
+        let unread = |page, _| batches.iter().any(|run| run.page <= page && page < run.page.plus(run.pages));
+        let core = Pager::take_over(
+            config,
+            estate.vault().lasting(),
+            |handle| to_handle_if(handle).is_some_and(|handle| store.has(handle)),
+            unread,
+        );
+        let core = core.map_err(Error::Unreadable)?;
+        core.each_handle(|handle| store.count(to_handle(handle)));
+        store.all_counted();
+        let mut driver = Self::with(core, replacement, Box::new(store), Some(estate), commands, bell, reports, shared);
+        let known: Vec<TargetId> = heirs.iter().map(|heir| heir.found.id).collect();
+        for id in (0..driver.core.targets()).map(TargetId).filter(|id| !known.contains(id)) {
+            driver.core.ended(id);
+        }
+        for heir in heirs.into_iter().filter(|heir| heir.found.id.0 < driver.core.targets()).collect::<Vec<_>>() {
+            driver.take_up(heir);
+        }
+        driver.replay();
+        for target in driver.targets.iter().flatten() {
+            target.uffd.wake_all();
+        }
+        Ok(driver)
+    }
+
+    fn take_up(&mut self, Heir { found, agent, uffd }: Heir) {
+        let id = found.id;
+        let target = Target { doubtful: true, staged: true, ..Target::new(id, found.pid, uffd, Some(agent)) };
+        self.add(target);
+        self.collect_again(&found);
+        let pending: Vec<Span> =
+            self.core.pending_unmapped().iter().filter(|(of, _)| *of == id).map(|(_, span)| *span).collect();
+        if let Some(target) = self.target(id) {
+            target.unmapped = pending;
+        }
+        for span in self.core.removing(id) {
+            self.announce(id, span);
+        }
+        self.place_agents();
+    }
+
+    /// What the capture that was under way has brought. A part of it may be in the table already.
+    fn collect_again(&mut self, found: &Found) {
+        self.hands.finish_reading(true, &mut self.core);
+        let (Some(batch), id) = (&found.batch, found.id) else { return };
+        let Some(target) = &self.targets[id.0 as usize] else { return };
+        let Some(agent) = &target.agent else { return };
+        let mut order = Vec::new();
+        let mut unused = Vec::new();
+        for (i, run) in batch.runs.iter().enumerate() {
+            let moved = u64::try_from(agent.memory.moved(i)).unwrap_or(0) / PAGE_BYTES as u64;
+            for n in 0..run.pages {
+                let page = run.page.plus(n);
+                if let Some(buffer) = self.core.unread_buffer(page) {
+                    order.push((Some(page), buffer));
+                    continue;
+                }
+                let Some(buffer) = self.core.take_buffer() else {
+                    // There are as many as were set aside, unless someone has meddled: it is that one's own pages that are lost.
+                    order.into_iter().filter_map(|(page, buffer)| Some((page?, buffer))).for_each(|(page, buffer)| {
+                        self.core.read(page, buffer, Bytes::Lost);
+                    });
+                    return unused.into_iter().for_each(|buffer| self.core.return_buffer(buffer));
+                };
+                if batch.stage == Stage::Begun && n < moved && self.core.may_capture(page) {
+                    self.core.captured(page, Captured::Moved(buffer));
+                    order.push((Some(page), buffer));
+                } else {
+                    unused.push(buffer);
+                    order.push((None, buffer));
+                }
+            }
+        }
+        unused.into_iter().for_each(|buffer| self.core.return_buffer(buffer));
+        order.into_iter().for_each(|(page, buffer)| self.hands.reader.note(page, buffer));
+        self.hands.begin_reading(id, agent, false, &self.core);
+        self.hands.finish_reading(true, &mut self.core);
+    }
+
+    /// Applies events that were read and not applied.
+    fn replay(&mut self) {
+        let Some(estate) = self.hands.estate.clone() else { return };
+        let (id, first) = estate.last_inbox();
+        let at = id.0 as usize;
+        let done = self.core.last_event();
+        for nth in 0..MESSAGES {
+            let words: &[AtomicU64] = &estate.inbox()[nth * 4..][..4];
+            let message = Message::from_words(std::array::from_fn(|word| words[word].load(Acquire)));
+            let number = first + nth as u64;
+            let there = self.targets.get(at).is_some_and(Option::is_some);
+            if number > done
+                && there
+                && let Some(event) = message.change()
+            {
+                self.settle_unmapped(at);
+                self.core.begin_event(number);
+                self.change(at, event);
+            }
+            estate.settle_message(nth);
+        }
+    }
+
+    /// Writes down whose agent this is.
+    pub(super) fn write_down(&mut self, id: TargetId, agent: &Agent) {
+        let Some(estate) = &self.hands.estate else { return };
+        let started = crate::procfs::stat(agent.pid).map_or(0, |stat| stat.started);
+        if !estate.add(id, agent, started) {
+            // Nobody could take over all of it.
+            self.core.forsake();
+        }
+    }
+
+    /// A scan saw these pages. Those that count as outside are looked at more closely, if this pager has just taken over.
+    pub(super) fn doubt(&mut self, id: TargetId, spans: &[Span]) {
+        if self.target(id).is_none_or(|target| !target.doubtful) {
+            return;
+        }
+        let mut doubts = Vec::new();
+        for region in spans.iter().flat_map(|&span| self.core.regions().within(id, span)) {
+            for n in 0..region.span.pages() {
+                let state = self.core.state_of(region.first.plus(n));
+                if matches!(state, State::Inactive | State::Writing | State::Remote) {
+                    doubts.push(region.span.start.plus_bytes(n * PAGE_BYTES_U64));
+                }
+            }
+        }
+        if let Some(target) = self.target(id) {
+            target.doubts.extend(doubts);
+        }
+    }
+
+    /// Such pages are installed: where that is refused, they are there.
+    pub(super) fn settle_doubts(&mut self, at: usize) {
+        let Some(target) = self.targets[at].as_mut().filter(|target| !target.doubts.is_empty()) else { return };
+        if !target.may_serve() {
+            return;
+        }
+        let id = target.id;
+        for address in std::mem::take(&mut target.doubts) {
+            let Some(plan) = self.core.doubt(id, address) else { continue };
+            let Some(target) = &mut self.targets[at] else { return };
+            let (plan, outcome) = self.hands.perform(plan, true, target, &mut self.core);
+            self.core.installed_ahead(plan, outcome);
+            if outcome.done == 0 && matches!(outcome.stop, Some(Stop::Changing | Stop::NoMemory)) {
+                target.doubts.push(address);
+            }
+        }
+    }
+}
+
+/// The table may hold anything.
+fn to_handle_if(bits: spillway_core::page::HandleBits) -> Option<spillway_store::Handle> {
+    spillway_store::Handle::from_bits(bits.get())
+}

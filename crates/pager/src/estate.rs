@@ -1,0 +1,328 @@
+//! What a pager writes down of itself and its targets, for whoever takes over when it is killed.
+//!
+//! It is in the vault's private words. What counts is one store of a word each, after what it vouches for. The reader
+//! believes none of it: numbers are checked by what they are used for, and a target that cannot be reached is passed over.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use spillway_core::evict::Run;
+use spillway_core::policy::{Block, Kind, Scheme, Scope, Settings};
+use spillway_core::streams::BLOCK_PAGES_MAX;
+use spillway_core::{Address, PAGE_BYTES_U64, PageIndex, TargetId};
+use spillway_store::vault::{PRIVATE_WORDS, Vault};
+
+use crate::Local;
+use crate::adopt::Agent;
+use crate::sys::agent::{BATCH_PAGES, Layout};
+use crate::sys::message::MESSAGES;
+
+/// Targets that can be written down at one time.
+const TARGETS: usize = 64;
+const RECORD_WORDS: usize = 1024;
+const RECORDS_AT: usize = 2048;
+const _: () = assert!(RECORDS_AT + TARGETS * RECORD_WORDS <= PRIVATE_WORDS);
+
+// Words of the pager.
+const PAGER: usize = 0;
+const STARTED: usize = 1;
+const LOCAL: usize = 2;
+const SETTINGS: usize = 3;
+const POOL_BYTES: usize = 4;
+const INBOX_NUMBER: usize = 5;
+const INBOX_TARGET: usize = 6;
+const INBOX: usize = 8;
+const POOL: usize = 128;
+const POOL_WORDS: usize = 512;
+const _: () = assert!(INBOX + MESSAGES * 4 <= POOL);
+
+// Words of a target.
+const WHO: usize = 0;
+const PROCESS: usize = 1;
+const KNOWN_AS: usize = 2;
+const STAGING: usize = 3;
+const CONTROL: usize = 4;
+const CODE: usize = 5;
+const INSTRUCTION: usize = 6;
+const BORN: usize = 7;
+const KEPT: usize = 8;
+const BATCH: usize = 16;
+const BATCH_RUNS: usize = 17;
+const RUNS: usize = 32;
+const _: () = assert!(RUNS + BATCH_PAGES * 3 <= RECORD_WORDS);
+
+/// How far a capture is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// The agent was told, or is about to be.
+    Begun = 1,
+    /// The table knows of it; pages are still to be read.
+    Collected = 2,
+}
+
+/// A capture that was under way.
+#[derive(Clone, Debug)]
+pub struct Batch {
+    /// How far.
+    pub stage: Stage,
+    /// Of what, in the order of staging.
+    pub runs: Vec<Run>,
+}
+
+/// What is known of a target's agent.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// Its identity in the core.
+    pub id: TargetId,
+    /// The process, and when it was started.
+    pub pid: i32,
+    /// In ticks since the machine started.
+    pub started: u64,
+    /// The agent's thread.
+    pub thread: i32,
+    /// The same in its own pid namespace.
+    pub known_as: i32,
+    /// The userfaultfd's number in the agent's table.
+    pub uffd: i32,
+    /// The number there of our end of the socket.
+    pub socket: i32,
+    /// And of the control pages' file.
+    pub memory: i32,
+    /// Where things are.
+    pub layout: Layout,
+    /// A system call.
+    pub instruction: u64,
+    /// What was being captured.
+    pub batch: Option<Batch>,
+}
+
+/// See the module's documentation.
+#[derive(Clone)]
+pub struct Estate {
+    vault: Vault,
+    words: &'static [AtomicU64],
+}
+
+impl Estate {
+    /// In this vault.
+    pub fn new(vault: Vault) -> Self {
+        Self { words: vault.private(), vault }
+    }
+
+    /// The memory that it is in.
+    pub fn vault(&self) -> &Vault {
+        &self.vault
+    }
+
+    fn set(&self, at: usize, value: u64) {
+        self.words[at].store(value, Release);
+    }
+
+    fn get(&self, at: usize) -> u64 {
+        self.words[at].load(Acquire)
+    }
+
+    /// Who serves from now on.
+    pub fn set_pager(&self, pid: i32, started: u64) {
+        self.set(STARTED, started);
+        self.set(PAGER, pair(pid, 0));
+    }
+
+    /// Who served last, and when that process was started.
+    pub fn pager(&self) -> (i32, u64) {
+        (halves(self.get(PAGER)).0, self.get(STARTED))
+    }
+
+    /// The pool's URL. False when it is too long.
+    pub fn set_pool(&self, url: &str) -> bool {
+        if url.len() > POOL_WORDS * 8 {
+            return false;
+        }
+        for (at, bytes) in (POOL..).zip(url.as_bytes().chunks(8)) {
+            let mut word = [0; 8];
+            word[..bytes.len()].copy_from_slice(bytes);
+            self.set(at, u64::from_le_bytes(word));
+        }
+        self.set(POOL_BYTES, url.len() as u64);
+        true
+    }
+
+    /// The same; none if there is no such text.
+    pub fn pool(&self) -> Option<String> {
+        let len = usize::try_from(self.get(POOL_BYTES)).ok().filter(|len| *len <= POOL_WORDS * 8)?;
+        let bytes = (POOL..POOL + len.div_ceil(8)).flat_map(|at| self.get(at).to_le_bytes()).take(len).collect();
+        String::from_utf8(bytes).ok()
+    }
+
+    /// The budget.
+    pub fn set_local(&self, local: Local) {
+        self.set(
+            LOCAL,
+            match local {
+                Local::All => 0,
+                Local::Percent(percent) => percent.into(),
+                Local::Bytes(bytes) => bytes.max(1 << 8),
+            },
+        );
+    }
+
+    /// The same.
+    pub fn local(&self) -> Local {
+        match self.get(LOCAL) {
+            0 => Local::All,
+            percent @ 1..=100 => Local::Percent(u8::try_from(percent).expect("at most 100")),
+            bytes => Local::Bytes(bytes.max(crate::LOCAL_FLOOR_BYTES)),
+        }
+    }
+
+    /// Which pages leave.
+    pub fn set_settings(&self, Settings { policy, evict, scope, block }: Settings) {
+        fn place<T: PartialEq>(all: &[T], one: &T) -> u8 {
+            u8::try_from(all.iter().position(|other| other == one).unwrap_or(0)).unwrap_or(0)
+        }
+        let places = [
+            place(Kind::ALL, &policy),
+            place(Scheme::ALL, &evict),
+            place(Scope::ALL, &scope),
+            place(Block::ALL, &block),
+        ];
+        self.set(SETTINGS, u32::from_le_bytes(places).into());
+    }
+
+    /// The same.
+    pub fn settings(&self) -> Settings {
+        let [policy, evict, scope, block, ..] = self.get(SETTINGS).to_le_bytes().map(usize::from);
+        let default = Settings::default();
+        Settings {
+            policy: *Kind::ALL.get(policy).unwrap_or(&default.policy),
+            evict: *Scheme::ALL.get(evict).unwrap_or(&default.evict),
+            scope: *Scope::ALL.get(scope).unwrap_or(&default.scope),
+            block: *Block::ALL.get(block).unwrap_or(&default.block),
+        }
+    }
+
+    /// Messages are about to be read from this target; the number of the first.
+    pub fn begin_inbox(&self, id: TargetId) -> u64 {
+        let number = self.words[INBOX_NUMBER].load(Relaxed) + MESSAGES as u64;
+        self.set(INBOX_TARGET, id.0.into());
+        self.set(INBOX_NUMBER, number);
+        number
+    }
+
+    /// Where they are read to: four words each.
+    pub fn inbox(&self) -> &'static [AtomicU64] {
+        &self.words[INBOX..INBOX + MESSAGES * 4]
+    }
+
+    /// A message is no longer of interest.
+    pub fn settle_message(&self, nth: usize) {
+        self.set(INBOX + nth * 4, 0);
+    }
+
+    /// Whose messages were read last, and the number of the first.
+    pub fn last_inbox(&self) -> (TargetId, u64) {
+        (TargetId(u32::try_from(self.get(INBOX_TARGET)).unwrap_or(u32::MAX)), self.get(INBOX_NUMBER))
+    }
+
+    fn slots(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..TARGETS).map(|nth| RECORDS_AT + nth * RECORD_WORDS)
+    }
+
+    fn slot_of(&self, id: TargetId) -> Option<usize> {
+        self.slots().find(|slot| self.get(slot + WHO) == u64::from(id.0) + 1)
+    }
+
+    /// This target has this agent. False when there is no room for it.
+    pub fn add(&self, id: TargetId, agent: &Agent, started: u64) -> bool {
+        let Some(kept) = agent.kept else { return false };
+        let Some(slot) = self.slot_of(id).or_else(|| self.slots().find(|slot| self.get(slot + WHO) == 0)) else {
+            return false;
+        };
+        self.set(slot + WHO, 0);
+        self.set(slot + BATCH, 0);
+        self.set(slot + PROCESS, pair(agent.pid, agent.thread));
+        self.set(slot + KNOWN_AS, pair(agent.known_as, agent.uffd));
+        self.set(slot + KEPT, pair(kept.socket, kept.memory));
+        self.set(slot + STAGING, agent.layout.staging.0);
+        self.set(slot + CONTROL, agent.layout.control.0);
+        self.set(slot + CODE, agent.layout.code.0);
+        self.set(slot + INSTRUCTION, agent.instruction());
+        self.set(slot + BORN, started);
+        self.set(slot + WHO, u64::from(id.0) + 1);
+        true
+    }
+
+    /// This target is no more.
+    pub fn remove(&self, id: TargetId) {
+        if let Some(slot) = self.slot_of(id) {
+            self.set(slot + WHO, 0);
+        }
+    }
+
+    /// A capture is about to begin: until [`Estate::set_batch`] there is none.
+    pub fn prepare_batch(&self, id: TargetId, runs: &[Run]) {
+        let Some(slot) = self.slot_of(id) else { return };
+        self.set(slot + BATCH, 0);
+        for (at, run) in (slot + RUNS..).step_by(3).zip(runs) {
+            self.set(at, run.address.0);
+            self.set(at + 1, run.page.0);
+            self.set(at + 2, run.pages);
+        }
+        self.set(slot + BATCH_RUNS, runs.len() as u64);
+    }
+
+    /// The capture is at this stage; at none when all of its pages are in their buffers.
+    pub fn set_batch(&self, id: TargetId, stage: Option<Stage>) {
+        if let Some(slot) = self.slot_of(id) {
+            self.set(slot + BATCH, stage.map_or(0, |stage| stage as u64));
+        }
+    }
+
+    /// All targets.
+    pub fn targets(&self) -> Vec<Found> {
+        self.slots().filter_map(|slot| self.found(slot)).collect()
+    }
+
+    fn found(&self, slot: usize) -> Option<Found> {
+        let id = TargetId(u32::try_from(self.get(slot + WHO).checked_sub(1)?).ok()?);
+        let ((pid, thread), (known_as, uffd)) = (halves(self.get(slot + PROCESS)), halves(self.get(slot + KNOWN_AS)));
+        let (socket, memory) = halves(self.get(slot + KEPT));
+        let page = |at: usize| Some(Address(self.get(slot + at))).filter(|at| at.0 < 1 << 47 && at.page() == *at);
+        let staging = page(STAGING)?;
+        let scratch = staging.plus_pages(BATCH_PAGES as u64);
+        let layout = Layout { staging, scratch, control: page(CONTROL)?, code: page(CODE)? };
+        let (instruction, started) = (self.get(slot + INSTRUCTION), self.get(slot + BORN));
+        let stage = match self.get(slot + BATCH) {
+            1 => Some(Stage::Begun),
+            2 => Some(Stage::Collected),
+            _ => None,
+        };
+        let batch = stage.and_then(|stage| Some(Batch { stage, runs: self.runs(slot)? }));
+        Some(Found { id, pid, started, thread, known_as, uffd, socket, memory, layout, instruction, batch })
+    }
+
+    /// The runs of a capture, as far as they make sense: no more pages than staging has.
+    fn runs(&self, slot: usize) -> Option<Vec<Run>> {
+        let count = usize::try_from(self.get(slot + BATCH_RUNS)).ok().filter(|count| *count <= BATCH_PAGES)?;
+        let mut left = BATCH_PAGES as u64;
+        let mut runs = Vec::with_capacity(count);
+        for at in (slot + RUNS..).step_by(3).take(count) {
+            let (address, page, pages) = (self.get(at), self.get(at + 1), self.get(at + 2));
+            left = left.checked_sub(pages)?;
+            if pages == 0 || pages > BLOCK_PAGES_MAX || page >= 1 << 62 || !address.is_multiple_of(PAGE_BYTES_U64) {
+                return None;
+            }
+            runs.push(Run { address: Address(address), page: PageIndex(page), pages });
+        }
+        Some(runs)
+    }
+}
+
+fn pair(low: i32, high: i32) -> u64 {
+    u64::from(low.cast_unsigned()) | u64::from(high.cast_unsigned()) << 32
+}
+
+fn halves(word: u64) -> (i32, i32) {
+    let [a, b, c, d, e, f, g, h] = word.to_le_bytes();
+    (i32::from_le_bytes([a, b, c, d]), i32::from_le_bytes([e, f, g, h]))
+}

@@ -1,0 +1,189 @@
+//! What a dead pager has left in its targets, and how it is found.
+//!
+//! An agent keeps in its own descriptor table: the userfaultfd, both ends of the socket, the file of its control pages, and
+//! the vault. While it has both ends it reads no end of the socket: it waits for whoever takes the other one.
+
+use std::fs;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use spillway_core::policy::Settings;
+use spillway_store::vault::{self, Vault};
+
+use crate::adopt::Agent;
+use crate::driver::Heir;
+use crate::error::Error;
+use crate::estate::{Estate, Found};
+use crate::sys::agent::Memory;
+use crate::sys::fd::{Heard, receive_byte};
+use crate::sys::process::{pidfd_of_thread, take_fd, unread};
+use crate::sys::uffd::Uffd;
+use crate::watcher::Inherited;
+use crate::{Local, procfs};
+
+/// How long an agent may take to end what it was told to do: some 270 system calls.
+const IDLE_WITHIN: Duration = Duration::from_secs(2);
+
+/// See the module's documentation.
+pub struct Remains {
+    root: i32,
+    estate: Estate,
+    heirs: Vec<Heir>,
+}
+
+/// The agent of a process, if it has one.
+fn agent_of(pid: i32) -> Option<i32> {
+    procfs::threads(pid).ok()?.into_iter().find(|&thread| procfs::is_agent(pid, thread))
+}
+
+/// Whether a process is managed by a pager that has died.
+#[must_use]
+pub fn has_lost_its_pager(pid: i32) -> bool {
+    let vault = agent_of(pid).and_then(|thread| vault_of(pid, thread));
+    vault.and_then(Result::ok).is_some_and(|vault| living_pager(&Estate::new(vault)).is_none())
+}
+
+/// Whether this kernel gives threads' own descriptors to others (6.9).
+#[must_use]
+pub fn can_take_over() -> bool {
+    pidfd_of_thread(crate::sys::sched::thread_id()).is_ok()
+}
+
+/// The pager that serves, if it lives.
+fn living_pager(estate: &Estate) -> Option<i32> {
+    let (pid, started) = estate.pager();
+    let begun = Instant::now();
+    loop {
+        let stat = procfs::stat(pid).ok().filter(|stat| stat.started == started)?;
+        let is_dead = matches!(stat.state, b'Z' | b'X');
+        // A thread that is being killed may be in its last system call: it may still read a message, and we would not see it.
+        let ends = is_dead && procfs::threads(pid).is_ok_and(|threads| threads.len() > 1);
+        if !ends || begun.elapsed() > IDLE_WITHIN {
+            return (!is_dead || ends).then_some(pid);
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// The vault that an agent keeps open, if it keeps one.
+fn vault_of(pid: i32, thread: i32) -> Option<Result<Vault, Error>> {
+    let number = number_of(pid, thread, vault::NAME)?;
+    let system = |error| Error::System { what: "taking a descriptor of the agent", error };
+    let taken = pidfd_of_thread(thread).and_then(|pidfd| take_fd(pidfd.as_fd(), number)).map_err(system);
+    Some(taken.and_then(|fd| Vault::open(fd).map_err(|why| Error::Foreign { pid, why: why.to_string() })))
+}
+
+/// The number of a thread's own descriptor of the memory file of this name.
+fn number_of(pid: i32, thread: i32, name: &str) -> Option<i32> {
+    let wanted = format!("/memfd:{name} (deleted)");
+    let entries = fs::read_dir(format!("/proc/{pid}/task/{thread}/fd")).ok()?;
+    entries.flatten().find_map(|entry| {
+        let link = fs::read_link(entry.path()).ok()?;
+        (link.to_str()? == wanted).then(|| entry.file_name().to_str()?.parse().ok())?
+    })
+}
+
+impl Remains {
+    /// What is left in `pid`; none if there is no agent in it that waits for a pager.
+    ///
+    /// # Errors
+    /// When it cannot be taken over, or need not be.
+    pub fn find(pid: i32) -> Result<Option<Self>, Error> {
+        let Some(vault) = agent_of(pid).and_then(|thread| vault_of(pid, thread)) else { return Ok(None) };
+        let estate = Estate::new(vault?);
+        if let Some(pager) = living_pager(&estate) {
+            return Err(Error::Managed { pid, pager });
+        }
+        let mut heirs = Vec::new();
+        for found in estate.targets() {
+            let lives = procfs::stat(found.pid).is_ok_and(|stat| stat.started == found.started);
+            if lives && procfs::is_agent(found.pid, found.thread) {
+                heirs.push(Heir::of(found)?);
+            }
+        }
+        if heirs.is_empty() {
+            return Err(Error::Foreign { pid, why: "it names no process that lives".into() });
+        }
+        let root = if heirs.iter().any(|heir| heir.found.pid == pid) { pid } else { heirs[0].found.pid };
+        Ok(Some(Self { root, estate, heirs }))
+    }
+
+    /// The pool's URL.
+    #[must_use]
+    pub fn pool(&self) -> String {
+        self.estate.pool().unwrap_or_default()
+    }
+
+    /// The budget.
+    #[must_use]
+    pub fn local(&self) -> Local {
+        self.estate.local()
+    }
+
+    /// Which pages leave.
+    #[must_use]
+    pub fn replacement(&self) -> Settings {
+        self.estate.settings()
+    }
+
+    /// The memory.
+    #[must_use]
+    pub fn vault(&self) -> &Vault {
+        self.estate.vault()
+    }
+
+    pub(crate) fn into_parts(self) -> (i32, Estate, Vec<Heir>) {
+        (self.root, self.estate, self.heirs)
+    }
+}
+
+impl Heir {
+    /// Takes what the agent keeps, and waits until it has nothing to do.
+    fn of(found: Found) -> Result<Self, Error> {
+        let (pid, thread) = (found.pid, found.thread);
+        let system = |error| Error::System { what: "taking a descriptor of the agent", error };
+        let pidfd = pidfd_of_thread(thread).map_err(system)?;
+        let link = fs::read_link(format!("/proc/{pid}/task/{thread}/fd/{}", found.uffd));
+        if !link.is_ok_and(|link| link.to_str() == Some("anon_inode:[userfaultfd]")) {
+            return Err(Error::Foreign { pid, why: "its agent has no userfaultfd".into() });
+        }
+        let take = |number| take_fd(pidfd.as_fd(), number).map_err(system);
+        let (uffd, socket) = (Uffd::from(take(found.uffd)?), take(found.socket)?);
+        let memory = Memory::again(take(found.memory)?);
+        let memory = memory.map_err(|error| Error::Foreign { pid, why: format!("its control pages: {error}") })?;
+        await_idle(pid, thread, |number| take_fd(pidfd.as_fd(), number).ok())?;
+        // What it has answered to the dead.
+        while receive_byte(socket.as_fd()) == Heard::Byte {}
+        Ok(Self { agent: Agent::again(&found, socket, memory), uffd, found })
+    }
+}
+
+/// Waits until the agent waits for an order, and has none.
+fn await_idle(pid: i32, thread: i32, take: impl Fn(i32) -> Option<OwnedFd>) -> Result<(), Error> {
+    let begun = Instant::now();
+    loop {
+        // "0 0x5 ...": read, from the agent's end of the socket.
+        let call = fs::read_to_string(format!("/proc/{pid}/task/{thread}/syscall")).unwrap_or_default();
+        let mut words = call.split_whitespace();
+        if words.next() == Some("0") {
+            let number = words.next().and_then(|word| i32::from_str_radix(word.trim_start_matches("0x"), 16).ok());
+            if number.and_then(&take).is_some_and(|socket| unread(socket.as_fd()).is_ok_and(|bytes| bytes == 0)) {
+                return Ok(());
+            }
+        }
+        if begun.elapsed() > IDLE_WITHIN {
+            return Err(Error::DidNotStop(pid));
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+impl Inherited {
+    /// What the watcher must know of it.
+    pub(crate) fn of(heir: &Heir) -> Result<Self, Error> {
+        let copy = heir.uffd.borrow().try_clone_to_owned();
+        let uffd = copy.map_err(|error| Error::System { what: "copying a descriptor", error })?.into();
+        let Found { id: target, pid, started, thread: agent, .. } = heir.found;
+        Ok(Self { target, pid, started, agent, staging: heir.agent.staging_and_scratch(), uffd })
+    }
+}

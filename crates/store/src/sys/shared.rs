@@ -1,0 +1,113 @@
+//! A memory file, mapped for as long as this process lives.
+//!
+//! The mapping is never taken back, so what is handed out of it is good for ever. Words are atomics: whoever else has the
+//! file may write them at any time. Bytes are handed out to one owner at a time ([`Area::bytes`]).
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::AtomicU64;
+
+use memmap2::{MmapOptions, MmapRaw};
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
+
+/// See the module's documentation.
+pub(crate) struct Shared {
+    file: File,
+    start: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: the pointer is that of a mapping which nobody ever unmaps; what is reached through it is shared by its own rules.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    /// A new file of zeros, which takes memory only where it is written to.
+    pub(crate) fn create(name: &str, bytes: usize) -> io::Result<Self> {
+        let file = File::from(memfd_create(name, MemfdFlags::CLOEXEC)?);
+        file.set_len(bytes as u64)?;
+        Self::map(file, bytes)
+    }
+
+    /// A file that someone else has made. Whoever has it may make it shorter: reaching beyond its end then ends this process.
+    pub(crate) fn open(fd: OwnedFd) -> io::Result<Self> {
+        let file = File::from(fd);
+        let bytes = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
+        Self::map(file, bytes)
+    }
+
+    fn map(file: File, bytes: usize) -> io::Result<Self> {
+        let map: MmapRaw = MmapOptions::new().len(bytes).map_raw(&file)?;
+        let start = map.as_mut_ptr();
+        std::mem::forget(map);
+        Ok(Self { file, start, bytes })
+    }
+
+    /// Bytes of it.
+    pub(crate) fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// The file.
+    pub(crate) fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Words of it.
+    ///
+    /// # Panics
+    /// When they are not all in the file, or not aligned.
+    pub(crate) fn words(&self, at: usize, count: usize) -> &'static [AtomicU64] {
+        let end = count.checked_mul(8).and_then(|bytes| bytes.checked_add(at));
+        assert!(at.is_multiple_of(8) && end.is_some_and(|end| end <= self.bytes), "within the file");
+        // SAFETY: in the mapping, which is never unmapped and starts on a page; any bits are atomics, and areas that are handed
+        // out as bytes are not handed out as words (`vault.rs` divides the file).
+        unsafe { std::slice::from_raw_parts(self.start.add(at).cast(), count) }
+    }
+
+    /// A part of it, for one owner. Its caller sees that nobody else gets these bytes.
+    pub(crate) fn area(&self, at: usize, len: usize) -> Area {
+        assert!(at.checked_add(len).is_some_and(|end| end <= self.bytes), "within the file");
+        // SAFETY: the offset is within the mapping.
+        Area { start: unsafe { self.start.add(at) }, len }
+    }
+
+    /// Gives the memory of a part back: it reads as zeros from then on.
+    pub(crate) fn clear(&self, at: usize, len: usize) -> io::Result<()> {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(&self.file, flags, at as u64, len as u64).map_err(Into::into)
+    }
+}
+
+/// A part of such a file, which has one owner.
+pub(crate) struct Area {
+    start: *mut u8,
+    len: usize,
+}
+
+// SAFETY: the bytes have one owner, who may be any thread.
+unsafe impl Send for Area {}
+// SAFETY: sharing the owner shares no more than reading.
+unsafe impl Sync for Area {}
+
+impl Area {
+    pub(crate) fn start(&self) -> *mut u8 {
+        self.start
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: in a mapping that is never unmapped; writing takes `&mut self`.
+        unsafe { std::slice::from_raw_parts(self.start, self.len) }
+    }
+
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and this is the one owner.
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.len) }
+    }
+}

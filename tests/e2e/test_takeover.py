@@ -1,0 +1,159 @@
+"""A pager under `attach` is killed, and `spillway attach` takes over what it has left: no byte is wrong, nothing stalls for long."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import time
+
+import pytest
+from harness import eventually
+from mechanics import Program, refused
+
+SECONDS = float(os.environ.get("SPILLWAY_TORTURE_SECONDS", "15"))
+SLACK_SECONDS = 45
+# A child just forked has nobody who outlives the pager: README.md.
+FORKLESS = ["--without", "fork,fork_all"]
+STALL_SECONDS = 2.0
+# Of the quickest of a few: a busy machine makes any of them wait.
+PAUSE_MILLISECONDS = 100
+
+
+@pytest.fixture
+def fill(build):
+    return build("fill")
+
+
+@pytest.fixture
+def torture(build):
+    return build("torture", "-Wshadow")
+
+
+def threads(pid):
+    """The names of a process's threads."""
+    tasks = f"/proc/{pid}/task"
+    return [open(f"{tasks}/{thread}/comm").read().strip() for thread in os.listdir(tasks)]
+
+
+def nothing_of_ours(pid):
+    """No thread, mapping or descriptor of ours is in the process."""
+    eventually(lambda: "spillway-agent" not in threads(pid), "the agent to end")
+    assert "spillway" not in open(f"/proc/{pid}/maps").read()
+    links = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+    assert not [link for link in links if "spillway" in link or "userfaultfd" in link], links
+
+
+def begin(processes, spillway, pid, *arguments, verb="attach"):
+    """Starts `spillway attach`, or another such command, and waits until it serves."""
+    command = [spillway.path, verb, pid, *arguments]
+    pager = processes.start(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    line = pager.stderr.readline()
+    assert "adopted process" in line or "took process" in line, line + pager.stderr.read()
+    return pager, line
+
+
+def milliseconds(line):
+    """How long taking over took, as the new pager says."""
+    said = re.search(r"in ([0-9.]+) ms", line)
+    assert said, line
+    return float(said[1])
+
+
+def end(pager):
+    """Kills a pager, and waits until the kernel has closed what it had."""
+    pager.send_signal(signal.SIGKILL)
+    pager.wait(5)
+
+
+def test_a_stopped_target_resumes(processes, spillway, fill):
+    target = Program(processes, [fill, 64]).ready()
+    pager, _ = begin(processes, spillway, target.pid, "--local", "8M")
+    spillway.settled(target.pid)
+    end(pager)
+    target.tell("verify")
+    time.sleep(0.3)
+    assert target.lines.empty(), "it must wait for a pager"
+    pager, line = begin(processes, spillway, target.pid)
+    assert "took process" in line
+    assert target.line().startswith("OK"), "every page is what it was"
+    # The budget is what it was, and held.
+    assert spillway.settled(target.pid)["budget_bytes"] == 8 << 20
+    target.ask("verify")
+    spillway.detach(target.pid)
+    assert pager.wait(10) == 0
+    nothing_of_ours(target.pid)
+    target.ask("verify")
+
+
+def test_what_cannot_be_taken_over_is_refused(processes, spillway, fill):
+    target = Program(processes, [fill, 32]).ready()
+    pager, _ = begin(processes, spillway, target.pid, "--local", "8M")
+    refused(spillway.cli("attach", target.pid), "managed already")
+    spillway.settled(target.pid)
+    end(pager)
+    refused(spillway.cli("attach", target.pid, "--pool", "local:?dedupe=no"), "are in `local:`")
+    refused(spillway.cli("detach", target.pid), f"spillway attach {target.pid}")
+    pager, _ = begin(processes, spillway, target.pid, "--local", "16M")
+    target.ask("verify")
+    assert spillway.settled(target.pid)["budget_bytes"] == 16 << 20
+
+
+def test_upgrade_hands_over_while_the_target_runs(processes, spillway, fill, torture):
+    options = ["--seed", 5, "--seconds", 15, "--mib", 64, "--threads", 2, *FORKLESS]
+    program = processes.start([torture, *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    time.sleep(0.5)
+    pagers = [begin(processes, spillway, program.pid, "--local", "32M")[0]]
+    pauses = []
+    for _ in range(3):
+        time.sleep(0.7)
+        new, line = begin(processes, spillway, program.pid, verb="upgrade")
+        assert pagers[-1].wait(5) == 0
+        pauses.append(milliseconds(line))
+        pagers.append(new)
+    print(f"pauses {pauses} ms")
+    spillway.detach(program.pid)
+    nothing_of_ours(program.pid)
+    assert program.wait(60) == 0, program.stderr.read()
+    assert min(pauses) < PAUSE_MILLISECONDS
+    started = processes.start([spillway.path, "run", "--local", "8M", "--", fill, 64], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert started.stdout.readline()
+    refused(spillway.cli("upgrade", started.pid), "no other pager can take over")
+
+
+@pytest.mark.limit(int(SECONDS + SLACK_SECONDS + 20))
+@pytest.mark.parametrize("workers", [1, 3])
+def test_pagers_killed_again_and_again(processes, spillway, torture, workers):
+    seed = int(os.environ.get("SPILLWAY_TORTURE_SEED", "0")) or int(time.time() * 1000) + workers
+    chance = random.Random(seed)
+    print(f"seed {seed}")
+    options = ["--seed", seed, "--seconds", SECONDS, "--mib", 64, "--threads", workers, *FORKLESS]
+    program = processes.start([torture, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(0.5)
+    pager, _ = begin(processes, spillway, program.pid, "--local", "32M")
+    deadline, stalls, took = time.monotonic() + SECONDS - 4, [], []
+    while time.monotonic() < deadline and program.poll() is None:
+        time.sleep(chance.uniform(0.02, 0.8))
+        if program.poll() is not None:
+            break
+        killed = time.monotonic()
+        end(pager)
+        pager, line = begin(processes, spillway, program.pid)
+        stalls.append(time.monotonic() - killed)
+        took.append(milliseconds(line))
+    spillway.detach(program.pid)
+    assert pager.wait(10) == 0
+    nothing_of_ours(program.pid)
+    try:
+        out, err = program.communicate(timeout=SECONDS + SLACK_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(program.pid, signal.SIGUSR1)
+        time.sleep(1)
+        os.killpg(program.pid, signal.SIGKILL)
+        raise AssertionError(f"seed {seed}: hung after {len(stalls)} pagers\n{program.communicate()[1][-6000:]}") from None
+    assert program.returncode == 0, f"seed {seed}, {len(stalls)} pagers: status {program.returncode}\n{out}\n{err[-6000:]}"
+    assert json.loads(out.splitlines()[-1])["pages_verified"] > 10000
+    print(f"{len(stalls)} pagers killed, longest without one {max(stalls) * 1e3:.0f} ms, taking over at most {max(took):.0f} ms")
+    assert len(stalls) >= 5
+    assert max(stalls) < STALL_SECONDS
