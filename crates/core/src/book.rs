@@ -27,8 +27,8 @@ const SECOND: u64 = 1 << 63;
 const TARGETS_MAX: u64 = 1 << 20;
 /// Beyond every address that a process can have.
 const ADDRESSES_END: u64 = 1 << 57;
-/// Beyond every page index that a pager gets to.
-const INDICES_END: u64 = 1 << 62;
+/// Beyond every page index that a pager gets to, and so small that bytes can be counted.
+pub(crate) const INDICES_END: u64 = 1 << 50;
 
 type Record = [u64; RECORD_WORDS];
 

@@ -5,6 +5,7 @@
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use crate::blocks::{AREA_PAGES, Accuracy, Area};
+use crate::book::INDICES_END;
 use crate::chunks::{CHUNK_PAGES_U64, Chunks, Holds, split};
 use crate::lasting::{Leaf, Sheet};
 use crate::page::{Entry, State};
@@ -185,7 +186,7 @@ impl Table {
     /// Takes over a sheet that was found. `survives` says what of an entry is still true.
     pub(crate) fn take_over(&mut self, sheet: Sheet, mut survives: impl FnMut(PageIndex, Entry) -> Entry) {
         let Some(sheets) = &mut self.lasting else { return };
-        let number = sheet.chunk().filter(|&number| number < u64::MAX / CHUNK_PAGES_U64);
+        let number = sheet.chunk().filter(|&number| number < INDICES_END / CHUNK_PAGES_U64);
         let Some(number) = number.filter(|&number| self.chunks.slot(number).is_none()) else {
             sheet.assign(None);
             sheet.clear();

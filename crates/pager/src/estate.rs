@@ -309,7 +309,7 @@ impl Estate {
         for at in (slot + RUNS..).step_by(3).take(count) {
             let (address, page, pages) = (self.get(at), self.get(at + 1), self.get(at + 2));
             left = left.checked_sub(pages)?;
-            if pages == 0 || pages > BLOCK_PAGES_MAX || page >= 1 << 62 || !address.is_multiple_of(PAGE_BYTES_U64) {
+            if pages == 0 || pages > BLOCK_PAGES_MAX || page >= 1 << 50 || !address.is_multiple_of(PAGE_BYTES_U64) {
                 return None;
             }
             runs.push(Run { address: Address(address), page: PageIndex(page), pages });
