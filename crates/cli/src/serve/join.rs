@@ -12,13 +12,13 @@ use std::thread::JoinHandle;
 /// What `spillway serve` is given about its cluster.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// Let pools find this server in a cluster: etcd://HOST:PORT,.../NAME
+    /// Let pools find this server: etcd://HOST:PORT,.../NAME
     #[arg(long, value_name = "URL")]
     join: Option<String>,
     /// Where clients reach this server; by default where it listens
     #[arg(long, value_name = "HOST:PORT", requires = "join")]
     advertise: Option<String>,
-    /// What fails together with it, such as a rack; by default the host
+    /// What fails together with it: a rack, or else the host
     #[arg(long, value_name = "NAME", requires = "join")]
     domain: Option<String>,
 }
