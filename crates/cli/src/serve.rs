@@ -65,7 +65,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     lease: u32,
     #[command(flatten)]
-    join: join::Args,
+    join: join::Membership,
 }
 
 /// Serves until a signal ends it.

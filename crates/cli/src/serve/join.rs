@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 
 /// What `spillway serve` is given about its cluster.
 #[derive(clap::Args)]
-pub(super) struct Args {
+pub(super) struct Membership {
     /// Let pools find this server: etcd://HOST:PORT,.../NAME
     #[arg(long, value_name = "URL")]
     join: Option<String>,
@@ -23,7 +23,7 @@ pub(super) struct Args {
     domain: Option<String>,
 }
 
-impl Args {
+impl Membership {
     /// The cluster, if one is to be joined by a server that listens on `listen`.
     pub(super) fn cluster(&self, listen: SocketAddr) -> Result<Option<Cluster>, Failure> {
         let Some(url) = &self.join else { return Ok(None) };
