@@ -217,7 +217,11 @@ fn measure(bench: &Bench, plan: &Plan, modes: &[Mode], results: &mut Results) ->
                 child::heed(Duration::ZERO).map_err(Failure::from)?;
                 match bench.run(mode, &work) {
                     Err(stop @ Stop::Signal(_)) => return Err(stop.into()),
-                    Err(Stop::Failed(why)) => results.add(number, mode, Err(why)),
+                    Err(Stop::Failed(why)) => {
+                        // A key on the terminal reaches all that was started, and some of it before us.
+                        child::heed(Duration::ZERO).map_err(Failure::from)?;
+                        results.add(number, mode, Err(why));
+                    }
                     Ok(run) => results.add(number, mode, Ok(run)),
                 }
             }
