@@ -196,6 +196,18 @@ fn modes(args: &Args, plan: &Plan, bench: &mut Bench) -> (Vec<Mode>, Vec<String>
     (able, remarks)
 }
 
+/// How much later than another process of the group this one may get a signal that was sent to all.
+const SIGNAL_LATE: Duration = Duration::from_millis(200);
+
+/// Waits for such a signal, whatever else comes.
+fn heed_late() -> Result<(), Stop> {
+    let until = Instant::now() + SIGNAL_LATE;
+    while let Some(left) = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
+        child::heed(left)?;
+    }
+    Ok(())
+}
+
 /// All rounds: in each, every case, and in each of these every mode.
 fn measure(bench: &Bench, plan: &Plan, modes: &[Mode], results: &mut Results) -> Result<(), Failure> {
     let (began, mut last, mut done) = (Instant::now(), Duration::ZERO, 0);
@@ -219,7 +231,7 @@ fn measure(bench: &Bench, plan: &Plan, modes: &[Mode], results: &mut Results) ->
                     Err(stop @ Stop::Signal(_)) => return Err(stop.into()),
                     Err(Stop::Failed(why)) => {
                         // A key on the terminal reaches all that was started, and some of it before us.
-                        child::heed(Duration::ZERO).map_err(Failure::from)?;
+                        heed_late().map_err(Failure::from)?;
                         results.add(number, mode, Err(why));
                     }
                     Ok(run) => results.add(number, mode, Ok(run)),

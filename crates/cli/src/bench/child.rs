@@ -7,6 +7,7 @@ use crate::failure::Failure;
 use crate::sys::{self, Change, Inherited};
 use std::io::{Read, Write};
 use std::process::{Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// How long a program may take to end when it is asked to.
@@ -42,10 +43,21 @@ impl From<Stop> for Failure {
     }
 }
 
+/// A signal that wants us to end and came while a child was being ended.
+static WISH: AtomicI32 = AtomicI32::new(0);
+
+fn ends(signal: i32) -> bool {
+    matches!(signal, libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT)
+}
+
 /// Waits for the next signal, no longer than `limit`; one that wants us to end is an error.
 pub(super) fn heed(limit: Duration) -> Result<(), Stop> {
+    let wish = WISH.load(Relaxed);
+    if wish != 0 {
+        return Err(Stop::Signal(wish));
+    }
     match sys::next_signal(Some(limit)).map(|caught| caught.number) {
-        Some(number @ (libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT)) => Err(Stop::Signal(number)),
+        Some(number) if ends(number) => Err(Stop::Signal(number)),
         Some(number @ (libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU)) => {
             sys::stop_self(number);
             Ok(())
@@ -170,8 +182,10 @@ impl Drop for Child {
                 if Instant::now() > until {
                     break;
                 }
-                // Further wishes to end us change nothing: that is what we are doing.
-                let _ = sys::next_signal(Some(TICK));
+                // Whoever wants us to end is heard when this one is gone.
+                if let Some(number) = sys::next_signal(Some(TICK)).map(|caught| caught.number).filter(|it| ends(*it)) {
+                    WISH.store(number, Relaxed);
+                }
             }
         }
     }
