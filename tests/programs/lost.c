@@ -56,6 +56,8 @@ static bool mend(void) {
 int main(int argc, char **argv) {
     if (argc < 2) return fprintf(stderr, "lost: see the top of lost.c\n"), 2;
     pages = strtoull(argv[1], NULL, 10) * 256;
+    // What the handler itself needs, the C library's data and the stack, stays where it is: it cannot survive losing that.
+    if (mlockall(MCL_CURRENT)) return perror("mlockall"), 2;
     memory = map_or_die(pages * PAGE);
     struct sigaction action = {.sa_sigaction = on_sigbus, .sa_flags = SA_SIGINFO};
     if (sigaction(SIGBUS, &action, NULL)) return perror("sigaction"), 2;
