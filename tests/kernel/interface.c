@@ -300,6 +300,31 @@ FACT(a_scan_finds_what_is_resident) {
     expect(found[0].start == memory + 9 * PAGE && found[0].end == memory + 10 * PAGE);
 }
 
+// struct procmap_query
+struct query { u64 size, flags, at, start, end, vma_flags, page_size, offset, inode; unsigned device[2], name_size, build_id_size; u64 name, build_id; };
+
+FACT(a_query_tells_of_one_mapping_as_it_is) {
+    begin();
+    u64 memory = map(it, 16);
+    expect_is(call(it, 0, SYS_munmap, memory + 8 * PAGE, 4 * PAGE), 0);
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/maps", it->pid);
+    int maps = open(path, O_RDONLY | O_CLOEXEC);
+    struct query query = { .size = sizeof query, .flags = 0x10 /* COVERING_OR_NEXT_VMA */, .at = memory + 9 * PAGE };
+    if (raw(ioctl(maps, 0xc0686611, &query)) == -ENOTTY) skip("PROCMAP_QUERY needs Linux 6.11");
+    expect(query.start == memory + 12 * PAGE && query.inode == 0 && query.vma_flags == 3);
+    // What a registration has made of a mapping shows at once.
+    expect_is(reg(uffd.fd, memory, 4), 0);
+    query.at = memory;
+    expect_is(raw(ioctl(maps, 0xc0686611, &query)), 0);
+    expect(query.start == memory && query.end == memory + 4 * PAGE);
+    expect_is(reg(uffd.fd, memory, 8), 0);
+    expect_is(raw(ioctl(maps, 0xc0686611, &query)), 0);
+    expect(query.start == memory && query.end == memory + 8 * PAGE);
+    query.at = 0x7fffffffe000;
+    expect_is(raw(ioctl(maps, 0xc0686611, &query)), -ENOENT);
+}
+
 FACT(sealed_memory_pages_like_any_other) {
     begin();
     u64 memory = map(it, 4);

@@ -86,6 +86,11 @@ impl Regions {
             .collect()
     }
 
+    /// Whether all of `span` is managed.
+    pub fn covers(&self, target: TargetId, span: Span) -> bool {
+        self.within(target, span).iter().map(|region| region.span.pages()).sum::<u64>() == span.pages()
+    }
+
     /// All regions of `target`, in order of address.
     pub fn of(&self, target: TargetId) -> impl Iterator<Item = Region> + '_ {
         let range = (Included((target, Address(0))), Included((target, Address(u64::MAX))));

@@ -12,6 +12,7 @@ mod eviction;
 mod hands;
 mod journeys;
 mod reader;
+mod register;
 mod release;
 mod takeover;
 mod tape;

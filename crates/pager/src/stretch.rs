@@ -8,6 +8,9 @@ use spillway_core::{Address, Span};
 
 use crate::procfs::Mapping;
 
+/// Mappings in front of a stretch that are looked at: if there are more, the next scan finds them.
+const BELOW_MAX: usize = 16;
+
 /// Mappings one right behind the other, to be registered together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stretch {
@@ -21,6 +24,42 @@ impl Stretch {
     /// All of it.
     pub fn span(&self) -> Span {
         Span { start: self.mappings[0].start, end: self.end }
+    }
+
+    /// What of it is mapped.
+    pub fn mapped(&self) -> Span {
+        Span { end: self.mappings.last().map_or(self.end, |last| last.end), ..self.span() }
+    }
+
+    /// What is mapped now where it was, in stretches. `at_or_behind` tells of the mapping at an address, or else of the next.
+    ///
+    /// A mapping is taken as a whole, and what touches it too, whatever was mapped and unmapped there since it was seen.
+    ///
+    /// # Errors
+    /// Those of `at_or_behind`.
+    pub fn as_it_is<E>(
+        &self,
+        at_or_behind: impl Fn(Address) -> Result<Option<Mapping>, E>,
+        wanted: impl Fn(&Mapping) -> bool,
+    ) -> Result<Vec<Self>, E> {
+        let Span { start: mut at, end } = self.mapped();
+        for _ in 0..BELOW_MAX {
+            let below = at_or_behind(Address(at.0.saturating_sub(1)))?;
+            let Some(below) = below.filter(|below| below.span.start < at && wanted(below)) else { break };
+            at = below.span.start;
+        }
+        let mut now: Vec<Mapping> = Vec::with_capacity(self.mappings.len() + 1);
+        let mut behind = None;
+        while let (Some(mapping), None) = (at_or_behind(at)?, behind) {
+            at = mapping.span.end;
+            let touches = now.last().is_some_and(|last| last.span.end == mapping.span.start && wanted(last));
+            if mapping.span.start >= end && !(touches && wanted(&mapping)) {
+                behind = Some(mapping.span.start);
+            }
+            now.push(mapping);
+        }
+        // What is behind is not registered, and bounds the room that is.
+        Ok(stretches(&now, |mapping| wanted(mapping) && Some(mapping.span.start) != behind))
     }
 }
 
@@ -89,6 +128,46 @@ mod tests {
             ]
         );
         assert_eq!(found[0].span(), span(0x10000, 0x40000));
+    }
+
+    /// What was made of mappings between the scan and the call.
+    #[test]
+    fn mappings_are_registered_as_they_are_and_not_as_they_were() {
+        let seen = Stretch { mappings: vec![span(0x20000, 0x30000), span(0x30000, 0x40000)], end: Address(0x48000) };
+        let now = |lines: &[&str]| {
+            let all = mappings(lines);
+            let at_or_behind = |at: Address| Ok::<_, ()>(all.iter().find(|mapping| mapping.span.end > at).cloned());
+            seen.as_it_is(at_or_behind, Mapping::is_manageable).expect("no errors")
+        };
+        // It reaches further down now, by parts; and it has grown.
+        assert_eq!(
+            now(&[
+                "00000-08000 rw-p 00000000 00:00 0",
+                "10000-18000 rw-p 00000000 00:00 0",
+                "18000-28000 rw-p 00000000 00:00 0",
+                "28000-44000 rw-p 00000000 00:00 0",
+                "44000-50000 r-xp 00000000 fe:01 7 /usr/lib/a.so",
+            ]),
+            [Stretch {
+                mappings: vec![span(0x10000, 0x18000), span(0x18000, 0x28000), span(0x28000, 0x44000)],
+                end: Address(0x44000)
+            }]
+        );
+        // It has a hole, and something else lies behind.
+        assert_eq!(
+            now(&[
+                "20000-28000 rw-p 00000000 00:00 0",
+                "2c000-40000 rw-p 00000000 00:00 0",
+                "60000-70000 rw-p 00000000 00:00 0",
+            ]),
+            [
+                Stretch { mappings: vec![span(0x20000, 0x28000)], end: Address(0x2a000) },
+                Stretch { mappings: vec![span(0x2c000, 0x40000)], end: Address(0x50000) },
+            ]
+        );
+        // It is gone, or is of another kind.
+        assert_eq!(now(&["60000-70000 rw-p 00000000 00:00 0"]), []);
+        assert_eq!(now(&["20000-40000 r-xp 00000000 fe:01 7 /usr/lib/a.so"]), []);
     }
 
     #[test]

@@ -8,9 +8,12 @@ use spillway_core::{Address, Span, TargetId};
 
 use crate::adopt::Agent;
 use crate::announced::Announced;
+use crate::procfs::Mapping;
+use crate::stretch::Stretch;
 use crate::sys::agent::BATCH_PAGES;
 use crate::sys::fd::send_byte;
 use crate::sys::pagemap::Pagemap;
+use crate::sys::procmap::ProcMap;
 use crate::sys::uffd::Uffd;
 
 /// A fault that could not be served at once.
@@ -51,6 +54,8 @@ pub struct Target {
     pub uffd: Uffd,
     /// Its page tables, once its process is known.
     pub pagemap: Option<Pagemap>,
+    /// Its mappings, likewise.
+    pub procmap: Option<ProcMap>,
     /// Its agent; without one it is served and not evicted.
     pub agent: Option<Agent>,
     /// What the agent does.
@@ -93,6 +98,7 @@ impl Target {
             pid,
             uffd,
             pagemap: agent.as_ref().and_then(|agent| Pagemap::open(agent.pid).ok()),
+            procmap: agent.as_ref().and_then(|agent| ProcMap::open(agent.pid).ok()),
             agent,
             flight: Flight::Idle,
             runs: Vec::with_capacity(BATCH_PAGES),
@@ -109,6 +115,19 @@ impl Target {
             doubtful: false,
             doubts: Vec::new(),
         }
+    }
+
+    /// Its process is `pid`: opens what tells of its memory.
+    pub fn look_into(&mut self, pid: i32) {
+        self.pagemap = Pagemap::open(pid).ok();
+        self.procmap = ProcMap::open(pid).ok();
+    }
+
+    /// What of `stretch` is mapped now, in stretches, with what has come to touch it; none where the kernel cannot be asked.
+    pub fn as_it_is(&self, stretch: &Stretch) -> Option<Vec<Stretch>> {
+        let (procmap, own) = (self.procmap.as_ref()?, self.agent.as_ref()?.staging_and_scratch());
+        let is_managed = |mapping: &Mapping| mapping.is_manageable() && own.intersect(mapping.span).is_none();
+        stretch.as_it_is(|address| procmap.at_or_behind(address), is_managed).ok()
     }
 
     /// How many of `pages` pages from `address` on may be installed besides the first, for which a thread waits: those before

@@ -10,7 +10,6 @@ use super::Driver;
 use super::release::Release;
 use crate::adopt::Agent;
 use crate::stretch::Stretch;
-use crate::sys::pagemap::Pagemap;
 use crate::sys::uffd::Uffd;
 use crate::target::Target;
 
@@ -168,7 +167,7 @@ impl Driver {
                 self.write_down(target, &agent);
                 if let Some(target) = self.target(target) {
                     target.pid = agent.pid;
-                    target.pagemap = Pagemap::open(agent.pid).ok();
+                    target.look_into(agent.pid);
                     target.parent = None;
                     target.agent = Some(agent);
                 }
@@ -240,26 +239,5 @@ impl Driver {
         for &span in wiped {
             self.core.removed(id, span);
         }
-    }
-
-    fn register(&mut self, id: TargetId, stretches: &[Stretch]) -> Vec<Span> {
-        let mut new = Vec::new();
-        let Some(Some(target)) = self.targets.get_mut(id.0 as usize) else { return new };
-        // Mappings may have changed since the scanner saw them: what is refused now is seen again later.
-        for stretch in stretches {
-            // Refused where something of another kind has come into the free space behind. And it says only that some mapping
-            // is there: of several, one may be gone.
-            let whole = target.uffd.register(stretch.span()).is_ok();
-            for &span in &stretch.mappings {
-                if (whole && stretch.mappings.len() == 1) || target.uffd.register(span).is_ok() {
-                    new.extend(self.core.add_region(id, span));
-                }
-            }
-        }
-        target.announced.scan_begins();
-        if target.uffd.is_changing() {
-            target.announced.registered(stretches.iter().map(Stretch::span));
-        }
-        new
     }
 }

@@ -8,6 +8,7 @@ pub mod fd;
 pub mod message;
 pub mod pagemap;
 pub mod process;
+pub mod procmap;
 pub mod ptrace;
 pub mod sched;
 pub mod uffd;

@@ -1,0 +1,129 @@
+//! PROCMAP_QUERY on `/proc/PID/maps` (Linux 6.11, `fs/proc/task_mmu.c`): one mapping, as it is now, in a microsecond.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+
+use spillway_core::{Address, Span};
+
+use crate::procfs::{self, Mapping};
+
+const IOC_QUERY: u64 = 0xC068_6611;
+const READABLE: u64 = 1;
+const WRITABLE: u64 = 2;
+const EXECUTABLE: u64 = 4;
+const SHARED: u64 = 8;
+/// `PROCMAP_QUERY_COVERING_OR_NEXT_VMA`.
+const OR_NEXT: u64 = 0x10;
+/// Names of memory without a file are shorter: at most 80 bytes and their brackets.
+const NAME_BYTES: usize = 128;
+
+/// `struct procmap_query`.
+#[repr(C)]
+#[derive(Default)]
+struct QueryArgument {
+    size: u64,
+    query_flags: u64,
+    query_addr: u64,
+    start: u64,
+    end: u64,
+    flags: u64,
+    page_size: u64,
+    offset: u64,
+    inode: u64,
+    device: [u32; 2],
+    name_size: u32,
+    build_id_size: u32,
+    name: u64,
+    build_id: u64,
+}
+
+const _: () = assert!(size_of::<QueryArgument>() == 0x68);
+
+/// The mappings of an address space, to be asked for one by one.
+#[derive(Debug)]
+pub struct ProcMap(File);
+
+impl ProcMap {
+    /// Opens the mappings of `pid`.
+    ///
+    /// # Errors
+    /// Without ptrace rights over it, or when it is gone.
+    pub fn open(pid: i32) -> io::Result<Self> {
+        let thread = procfs::living_thread(pid).unwrap_or(pid);
+        File::open(format!("/proc/{thread}/maps")).map(Self)
+    }
+
+    /// The mapping that `address` is in, or the next behind it; none where nothing is mapped any more.
+    ///
+    /// # Errors
+    /// ENOTTY before 6.11, ESRCH when the process is gone.
+    pub fn at_or_behind(&self, address: Address) -> io::Result<Option<Mapping>> {
+        let mut name = [0_u8; NAME_BYTES];
+        // The path of a file may be too long for it, and is of no interest.
+        let answer = self.query(address, &mut name).or_else(|_| self.query(address, &mut []));
+        match answer {
+            Ok(mapping) => Ok(Some(mapping)),
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn query(&self, address: Address, name: &mut [u8]) -> io::Result<Mapping> {
+        let mut argument = QueryArgument {
+            size: size_of::<QueryArgument>() as u64,
+            query_flags: OR_NEXT,
+            query_addr: address.0,
+            name_size: u32::try_from(name.len()).unwrap_or(0),
+            name: if name.is_empty() { 0 } else { name.as_mut_ptr() as u64 },
+            ..QueryArgument::default()
+        };
+        // SAFETY: the kernel reads and writes the structure, whose size it is told, and writes at most `name_size` bytes of
+        // the name; both are exclusively ours during the call.
+        let answer = unsafe { libc::ioctl(self.0.as_raw_fd(), IOC_QUERY, &raw mut argument) };
+        if answer != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let has = |flag| argument.flags & flag != 0;
+        let length = argument.name_size.saturating_sub(1) as usize;
+        Ok(Mapping {
+            span: Span { start: Address(argument.start), end: Address(argument.end) },
+            readable: has(READABLE),
+            writable: has(WRITABLE),
+            executable: has(EXECUTABLE),
+            private: !has(SHARED),
+            file: argument.inode != 0,
+            name: String::from_utf8_lossy(name.get(..length).unwrap_or_default()).into_owned(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_tells_of_one_mapping_what_it_writes_into_the_list() {
+        let own = std::process::id().cast_signed();
+        let map = ProcMap::open(own).expect("our own");
+        if map.query(Address(0), &mut []).is_err() {
+            println!("SKIPPED: PROCMAP_QUERY needs Linux 6.11");
+            return;
+        }
+        let mut compared = 0;
+        for expected in procfs::mappings(own).expect("our own") {
+            let found = map.at_or_behind(expected.span.start).expect("it can be asked");
+            // Other tests map and unmap meanwhile: what is the same in two lists has not changed between. The query knows nothing
+            // of the page that the kernel shows to everyone.
+            let again = procfs::mappings(own).expect("our own");
+            if again.contains(&expected) && expected.name != "[vsyscall]" {
+                assert_eq!(found, Some(expected));
+                compared += 1;
+            }
+        }
+        assert!(compared > 10);
+        let first = map.at_or_behind(Address(0)).expect("it can be asked").expect("something is mapped");
+        assert!(first.span.start > Address(0));
+        assert_eq!(map.at_or_behind(Address(0x7fff_ffff_e000)).expect("it can be asked"), None);
+    }
+}
