@@ -87,7 +87,7 @@ pub(crate) fn serve(args: &Args) -> Result<u8, Failure> {
     let serving = crate::control::thread("serve").spawn(|| server.run());
     let serving = serving.map_err(|error| refused(&Error::Thread(error)))?;
     while !serving.is_finished() {
-        if sys::next_signal(Some(TICK)).is_some_and(|caught| ends(caught.number)) {
+        if sys::next_signal(Some(TICK)).is_some_and(|caught| sys::wants_end(caught.number)) {
             break;
         }
     }
@@ -103,10 +103,6 @@ fn tell_refused(refusals: &[Refusal], others: u64) {
     if others > 0 {
         say::note(format!("refused {others} more"));
     }
-}
-
-fn ends(signal: i32) -> bool {
-    matches!(signal, libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT)
 }
 
 fn refused(error: &Error) -> Failure {

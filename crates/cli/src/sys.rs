@@ -124,6 +124,11 @@ pub(crate) fn next_signal(limit: Option<Duration>) -> Option<Caught> {
     }
 }
 
+/// Whether a signal asks a program to end.
+pub(crate) fn wants_end(signal: i32) -> bool {
+    matches!(signal, libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT)
+}
+
 /// Sends a caught signal on, with its value if it has one.
 pub(crate) fn forward(pid: i32, caught: Caught) {
     if caught.code == libc::SI_QUEUE {

@@ -8,6 +8,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Value, json};
 
 use crate::error::Error;
+use crate::host::Host;
 
 /// How long an endpoint may take for an answer.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -16,14 +17,15 @@ const ANSWER_BYTES_MAX: u64 = 4 << 20;
 
 /// See the module's documentation.
 pub(crate) struct Etcd {
+    /// `host:port` each.
     endpoints: Vec<String>,
     agent: ureq::Agent,
 }
 
 impl Etcd {
-    pub(crate) fn new(endpoints: &[String]) -> Self {
+    pub(crate) fn new(endpoints: &[Host]) -> Self {
         let config = ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).proxy(None).build();
-        Self { endpoints: endpoints.to_vec(), agent: config.into() }
+        Self { endpoints: endpoints.iter().map(Host::to_string).collect(), agent: config.into() }
     }
 
     /// The values of all keys that start with `prefix`.

@@ -6,12 +6,14 @@
 
 mod error;
 mod etcd;
+mod host;
 mod member;
 mod registration;
 
 use std::fmt;
 
 pub use error::{Error, ParseError};
+pub use host::Host;
 pub use member::{Member, parse_member};
 pub use registration::Registration;
 
@@ -25,8 +27,8 @@ const NAME_BYTES_MAX: usize = 100;
 /// A cluster, as its URL names it: `etcd://host[:port],.../name`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cluster {
-    /// Of etcd, `host:port` each.
-    endpoints: Vec<String>,
+    /// Of etcd.
+    endpoints: Vec<Host>,
     name: String,
 }
 
@@ -46,6 +48,7 @@ impl Cluster {
         if name.len() > NAME_BYTES_MAX || !name.bytes().all(plain) {
             return Err(ParseError::BadName(name.into()));
         }
+        let endpoint = |text: &str| Host::parse(text, PORT).ok_or_else(|| ParseError::BadHost(text.into()));
         let endpoints = hosts.split(',').map(endpoint).collect::<Result<_, _>>()?;
         Ok(Self { endpoints, name: name.into() })
     }
@@ -74,29 +77,9 @@ impl Cluster {
 
 impl fmt::Display for Cluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "etcd://{}/{}", self.endpoints.join(","), self.name)
+        let endpoints: Vec<String> = self.endpoints.iter().map(Host::to_string).collect();
+        write!(f, "etcd://{}/{}", endpoints.join(","), self.name)
     }
-}
-
-fn endpoint(text: &str) -> Result<String, ParseError> {
-    let bad = || ParseError::BadHost(text.into());
-    let (name, port) = match text.strip_prefix('[') {
-        Some(inner) => {
-            let (name, rest) = inner.split_once(']').ok_or_else(bad)?;
-            (name, if rest.is_empty() { None } else { Some(rest.strip_prefix(':').ok_or_else(bad)?) })
-        }
-        None => text.split_once(':').map_or((text, None), |(name, port)| (name, Some(port))),
-    };
-    let bracketed = text.starts_with('[');
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte) || bracketed && byte == b':';
-    let port = match port {
-        Some(port) => port.parse().ok().filter(|port| *port != 0).ok_or_else(bad)?,
-        None => PORT,
-    };
-    if name.is_empty() || !name.bytes().all(plain) {
-        return Err(bad());
-    }
-    Ok(if bracketed { format!("[{name}]:{port}") } else { format!("{name}:{port}") })
 }
 
 #[cfg(test)]

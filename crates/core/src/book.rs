@@ -196,33 +196,26 @@ fn understand([what, a, b, c]: Record, regions: &mut Regions, margin: &mut Margi
     let target = TargetId(u32::try_from(what >> 32).ok()?);
     let span = || {
         let is_span = a < b && b <= ADDRESSES_END && (a | b).is_multiple_of(PAGE_BYTES_U64);
-        let known = target.0 < margin.targets;
-        (is_span && known).then_some(Span { start: Address(a), end: Address(b) })
+        is_span.then_some(Span { start: Address(a), end: Address(b) })
     };
+    let is_known = target.0 < margin.targets;
     match what & u64::from(u32::MAX) {
         TARGETS if a <= TARGETS_MAX => margin.targets = u32::try_from(a).ok()?,
         APPLIED => margin.applied = a,
         // The last entry of a half tells how many targets there are, and comes behind the regions.
         PUT => {
-            let is_span = a < b && b <= ADDRESSES_END && (a | b).is_multiple_of(PAGE_BYTES_U64);
-            if !is_span || c >= INDICES_END || u64::from(target.0) >= TARGETS_MAX {
+            if c >= INDICES_END || u64::from(target.0) >= TARGETS_MAX {
                 return None;
             }
-            let span = Span { start: Address(a), end: Address(b) };
-            return regions.put_back(Region { target, span, first: PageIndex(c) });
+            return regions.put_back(Region { target, span: span()?, first: PageIndex(c) });
         }
         TAKE => return regions.take_back(PageIndex(a)),
         VACATED_NONE => margin.vacated.clear(),
-        VACATED | RETAKEN => {
-            let retaken = what & u64::from(u32::MAX) == RETAKEN;
-            let span = span()?;
-            margin.vacated.push(Vacated { target, span, retaken });
+        kind @ (VACATED | RETAKEN) if is_known => {
+            margin.vacated.push(Vacated { target, span: span()?, retaken: kind == RETAKEN });
         }
         PENDING_NONE => margin.pending.clear(),
-        PENDING => {
-            let span = span()?;
-            margin.pending.push((target, span));
-        }
+        PENDING if is_known => margin.pending.push((target, span()?)),
         _ => return None,
     }
     Some(())

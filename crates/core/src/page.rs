@@ -169,11 +169,6 @@ impl Entry {
         }
     }
 
-    /// The same page without a clean copy.
-    pub(crate) fn without_handle(self) -> Self {
-        self.with_handle(None)
-    }
-
     /// Where the page is.
     pub fn state(self) -> State {
         match self.0 & STATE_MASK {
@@ -358,7 +353,7 @@ impl Entry {
         Self(self.0 & !BUFFER_MASK | u64::from(buffer.0) << BUFFER_SHIFT)
     }
 
-    fn with_handle(self, handle: Option<HandleBits>) -> Self {
+    pub(crate) fn with_handle(self, handle: Option<HandleBits>) -> Self {
         Self(self.0 & !HANDLE_MASK | u64::from(handle.map_or(0, HandleBits::get)) << HANDLE_SHIFT)
     }
 }

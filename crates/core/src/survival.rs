@@ -53,39 +53,34 @@ impl Pager {
         }
         let mut owned = vec![false; pager.buffers() as usize];
         let (regions, unread, inactive) = (&pager.regions, &mut pager.unread, &mut pager.inactive);
-        let mut has_lost = false;
         let mut survives = |page: PageIndex, entry: Entry| {
             if regions.of_page(page).is_none_or(|region| region.target.0 >= targets) {
                 return Entry::UNTOUCHED;
             }
             let entry = entry.survive();
             let kept = entry.handle().is_some_and(&is_kept);
-            let entry = if kept { entry } else { entry.without_handle() };
+            let entry = if kept { entry } else { entry.with_handle(None) };
             match (entry.state(), entry.buffer()) {
                 (State::Inactive, Some(buffer)) => {
                     let taken = owned.get_mut(buffer.0 as usize).is_none_or(|owned| std::mem::replace(owned, true));
                     match (taken, is_unread(page, buffer)) {
-                        (true, _) => {
-                            has_lost = true;
-                            return Entry::LOST;
-                        }
+                        (true, _) => return Entry::LOST,
                         (false, true) => unread[buffer.0 as usize] = true,
                         (false, false) => inactive.push_back(page),
                     }
                     entry
                 }
-                (State::Remote, _) if !kept => {
-                    has_lost = true;
-                    Entry::LOST
-                }
-                (State::Lost, _) => {
-                    has_lost = true;
-                    entry
-                }
+                (State::Remote, _) if !kept => Entry::LOST,
                 _ => entry,
             }
         };
-        sheets.into_iter().for_each(|sheet| pager.table.take_over(sheet, &mut survives));
+        let mut has_lost = false;
+        let mut survivor = |page, entry| {
+            let entry = survives(page, entry);
+            has_lost |= entry.state() == State::Lost;
+            entry
+        };
+        sheets.into_iter().for_each(|sheet| pager.table.take_over(sheet, &mut survivor));
         pager.has_lost = has_lost;
         pager.free_buffers.retain(|buffer| !owned[buffer.0 as usize]);
         pager.book = Some(book);
@@ -98,10 +93,10 @@ impl Pager {
 
     /// What has changed becomes what another pager will find.
     pub(crate) fn write_down(&mut self) {
+        let targets = self.targets();
         let Some(book) = &mut self.book else { return };
         // Lent for the time of the writing.
         let (vacated, pending) = (std::mem::take(&mut self.vacated), std::mem::take(&mut self.pending));
-        let targets = u32::try_from(self.streams.len()).expect("fewer processes than 2^32");
         let margin = Margin { vacated, pending, applied: self.applied, targets };
         book.write(&mut self.regions, &margin);
         (self.vacated, self.pending) = (margin.vacated, margin.pending);

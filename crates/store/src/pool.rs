@@ -21,9 +21,9 @@ use crate::remote::Settings;
 use crate::stripe::{DATA_MAX, PARITY_MAX, Shape};
 pub use cluster::Etcd;
 pub use error::{OpenError, OpenErrorKind, UrlError};
-pub use hosts::Host;
 pub use open::{Opened, open, open_lasting, take_over};
 use parameters::Parameters;
+pub use spillway_cluster::Host;
 pub use status::{ServerReport, status};
 pub use tls::Tls;
 

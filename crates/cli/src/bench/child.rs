@@ -46,10 +46,6 @@ impl From<Stop> for Failure {
 /// A signal that wants us to end and came while a child was being ended.
 static WISH: AtomicI32 = AtomicI32::new(0);
 
-fn ends(signal: i32) -> bool {
-    matches!(signal, libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT)
-}
-
 /// Waits for the next signal, no longer than `limit`; one that wants us to end is an error.
 pub(super) fn heed(limit: Duration) -> Result<(), Stop> {
     let wish = WISH.load(Relaxed);
@@ -57,7 +53,7 @@ pub(super) fn heed(limit: Duration) -> Result<(), Stop> {
         return Err(Stop::Signal(wish));
     }
     match sys::next_signal(Some(limit)).map(|caught| caught.number) {
-        Some(number) if ends(number) => Err(Stop::Signal(number)),
+        Some(number) if sys::wants_end(number) => Err(Stop::Signal(number)),
         Some(number @ (libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU)) => {
             sys::stop_self(number);
             Ok(())
@@ -183,7 +179,9 @@ impl Drop for Child {
                     break;
                 }
                 // Whoever wants us to end is heard when this one is gone.
-                if let Some(number) = sys::next_signal(Some(TICK)).map(|caught| caught.number).filter(|it| ends(*it)) {
+                if let Some(number) =
+                    sys::next_signal(Some(TICK)).map(|caught| caught.number).filter(|it| sys::wants_end(*it))
+                {
                     WISH.store(number, Relaxed);
                 }
             }

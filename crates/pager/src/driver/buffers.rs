@@ -16,6 +16,15 @@ enum Memory {
     Lasting(vault::Buffer),
 }
 
+impl Memory {
+    fn page(&self) -> &Page {
+        match self {
+            Self::Own(page) => &page.0,
+            Self::Lasting(buffer) => buffer.page(),
+        }
+    }
+}
+
 /// A page, and what is known of it.
 pub(super) struct Buffer {
     memory: Memory,
@@ -24,19 +33,12 @@ pub(super) struct Buffer {
 
 impl Buffer {
     pub(super) fn page(&self) -> &Page {
-        match &self.memory {
-            Memory::Own(page) => &page.0,
-            Memory::Lasting(buffer) => buffer.page(),
-        }
+        self.memory.page()
     }
 
     /// The page, and what is known of it, to be changed.
     pub(super) fn parts(&mut self) -> (&Page, &mut Prepared) {
-        let page = match &self.memory {
-            Memory::Own(page) => &page.0,
-            Memory::Lasting(buffer) => buffer.page(),
-        };
-        (page, &mut self.known)
+        (self.memory.page(), &mut self.known)
     }
 
     pub(super) fn page_mut(&mut self) -> &mut Page {

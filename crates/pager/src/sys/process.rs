@@ -33,11 +33,7 @@ pub fn is_root() -> bool {
 /// # Errors
 /// ESRCH when it is gone.
 pub fn pidfd(pid: i32, thread: i32) -> io::Result<OwnedFd> {
-    /// `PIDFD_THREAD`.
-    const THREAD: libc::c_int = libc::O_EXCL;
-    // SAFETY: no pointers.
-    let open = |id: i32, flags: libc::c_int| owned(unsafe { libc::syscall(libc::SYS_pidfd_open, id, flags) });
-    open(thread, THREAD).or_else(|_| open(pid, 0))
+    pidfd_of_thread(thread).or_else(|_| pidfd_open(pid, 0))
 }
 
 /// A stable name for one thread, by which its own descriptors can be had (6.9).
@@ -47,8 +43,12 @@ pub fn pidfd(pid: i32, thread: i32) -> io::Result<OwnedFd> {
 pub fn pidfd_of_thread(thread: i32) -> io::Result<OwnedFd> {
     /// `PIDFD_THREAD`.
     const THREAD: libc::c_int = libc::O_EXCL;
+    pidfd_open(thread, THREAD)
+}
+
+fn pidfd_open(id: i32, flags: libc::c_int) -> io::Result<OwnedFd> {
     // SAFETY: no pointers.
-    owned(unsafe { libc::syscall(libc::SYS_pidfd_open, thread, THREAD) })
+    owned(unsafe { libc::syscall(libc::SYS_pidfd_open, id, flags) })
 }
 
 /// Bytes that wait to be read from a socket.

@@ -309,13 +309,7 @@ impl Uffd {
     pub fn read<'a>(&self, into: &'a mut [Message]) -> io::Result<&'a [Message]> {
         // SAFETY: the buffer is writable for the length given, and any bytes make a valid Message.
         let bytes = unsafe { libc::read(self.as_raw_fd(), into.as_mut_ptr().cast(), size_of_val(into)) };
-        match usize::try_from(bytes) {
-            Ok(bytes) => Ok(&into[..bytes / size_of::<Message>()]),
-            Err(_) => match io::Error::last_os_error() {
-                error if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) => Ok(&[]),
-                error => Err(error),
-            },
-        }
+        Ok(&into[..messages(bytes)?])
     }
 
     /// The same, by way of words that outlive this process, four for a message: the messages are still there if it is killed
@@ -327,13 +321,7 @@ impl Uffd {
         let bytes = size_of_val(words).min(size_of_val(into));
         // SAFETY: atomics may be written through a shared reference, also by the kernel, for the length given.
         let read = unsafe { libc::read(self.as_raw_fd(), words.as_ptr().cast_mut().cast(), bytes) };
-        let Ok(read) = usize::try_from(read) else {
-            return match io::Error::last_os_error() {
-                error if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) => Ok(&[]),
-                error => Err(error),
-            };
-        };
-        let count = read / size_of::<Message>();
+        let count = messages(read)?;
         for (message, words) in into[..count].iter_mut().zip(words.as_chunks().0) {
             let words: &[AtomicU64; 4] = words;
             *message = Message::from_words(std::array::from_fn(|at| words[at].load(Relaxed)));
@@ -351,6 +339,17 @@ impl Uffd {
         // addresses in it belong to the target or, for a copy's source, to a borrowed slice of ours.
         let answer = unsafe { libc::ioctl(self.0.as_raw_fd(), request, std::ptr::from_mut(argument)) };
         if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+}
+
+/// How many messages a read has given.
+fn messages(read: isize) -> io::Result<usize> {
+    match usize::try_from(read) {
+        Ok(bytes) => Ok(bytes / size_of::<Message>()),
+        Err(_) => match io::Error::last_os_error() {
+            error if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) => Ok(0),
+            error => Err(error),
+        },
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Cache, Host, OpenError, OpenErrorKind, Tcp, Tls, Url};
+use super::{Cache, Host, OpenError, OpenErrorKind, Tcp, Tls, Url, hosts};
 use crate::emulated::Emulated;
 use crate::file::File;
 use crate::layer::{self, Layer};
@@ -110,7 +110,7 @@ fn connect<P: Protocol>(
     let tls = tls.map(Tls::read).transpose()?;
     let peer = |host: &Host| {
         let tls = tls.as_ref().map(|tls| tls.of(host)).transpose()?;
-        Ok(Peer { name: host.to_string(), addresses: host.resolve()?, protocol: speak(), tls })
+        Ok(Peer { name: host.to_string(), addresses: hosts::resolve(host)?, protocol: speak(), tls })
     };
     let peers = hosts.iter().map(peer).collect::<Result<_, OpenError>>()?;
     let remote = Remote::open(peers, settings)?;

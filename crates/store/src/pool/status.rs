@@ -9,7 +9,7 @@ use spillway_wire::answer::{self, AnswerBody, ServerStatus};
 use spillway_wire::{request, tls};
 
 use super::open::read_token;
-use super::{Cache, Host, OpenError, OpenErrorKind, Tls, Url};
+use super::{Cache, Host, OpenError, OpenErrorKind, Tls, Url, hosts};
 use crate::remote::names::number;
 use crate::remote::protocol::{Greeting, Protocol};
 use crate::remote::refusals;
@@ -104,7 +104,7 @@ fn broken(error: &io::Error) -> OpenError {
 
 impl Line {
     fn to(host: &Host, tls: Option<&tls::Client>) -> Result<Self, OpenError> {
-        let addresses = host.resolve()?;
+        let addresses = hosts::resolve(host)?;
         let socket = TcpStream::connect_timeout(&addresses[0], PATIENCE).map_err(|error| broken(&error))?;
         socket.set_read_timeout(Some(PATIENCE)).map_err(OpenError::system)?;
         socket.set_nodelay(true).map_err(OpenError::system)?;
