@@ -49,6 +49,20 @@ impl Pager {
         self.note_local();
     }
 
+    /// What was not touched in `span` is in the store, and nowhere else: page after page under the handle that `of` gives for
+    /// its address. How the memory of a virtual machine starts out when it goes on from a file.
+    pub fn laid_out(&mut self, target: TargetId, span: Span, mut of: impl FnMut(Address) -> HandleBits) {
+        for region in self.regions.within(target, span) {
+            for i in 0..region.span.pages() {
+                let page = region.first.plus(i);
+                if self.table.get(page).state() == State::Untouched {
+                    let handle = of(region.span.start.plus_pages(i));
+                    self.table.update(page, |entry| *entry = Entry::remote(handle));
+                }
+            }
+        }
+    }
+
     /// A scan saw the pages of `span` resident, and their removal was announced since it began. Returns whether any was
     /// not known to be: those wait as removed ones do.
     pub fn found_removing(&mut self, target: TargetId, span: Span) -> bool {

@@ -21,6 +21,7 @@ pub mod rehearsal;
 pub mod remote;
 mod segment;
 mod slots;
+pub mod snapshot;
 pub mod stripe;
 mod sys;
 mod tcp;
