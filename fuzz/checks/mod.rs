@@ -5,6 +5,7 @@
 pub mod book;
 pub mod cluster_entry;
 pub mod cost;
+pub mod handed;
 pub mod lz4;
 pub mod mappings;
 pub mod memcached_answers;

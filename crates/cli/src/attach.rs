@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 const TICK: Duration = Duration::from_millis(100);
 
 /// What `--local` is when it is not given.
-const DEFAULT_LOCAL: &str = "50%";
+pub(crate) const DEFAULT_LOCAL: &str = "50%";
 
 /// What `spillway attach` is given.
 #[derive(clap::Args)]
@@ -147,7 +147,7 @@ pub(crate) fn manage(pid: i32, terms: &Terms<'_>, lasts: Option<Duration>) -> Re
 }
 
 /// Serves, and answers other commands, until the target has ended or was let go. Says `note`, and more, if there is one.
-fn serve_until_gone(service: &Arc<Service>, lasts: Option<Duration>, note: Option<String>) {
+pub(crate) fn serve_until_gone(service: &Arc<Service>, lasts: Option<Duration>, note: Option<String>) {
     let listening = sockets::bind().and_then(|(listener, bound)| {
         let listening = control::listen(listener, Arc::clone(service)).map_err(|error| error.to_string());
         listening.map(|()| bound)

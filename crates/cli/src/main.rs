@@ -37,6 +37,7 @@ mod terms;
 mod trace;
 mod trouble;
 mod upgrade;
+mod vmm;
 mod witness;
 
 use clap::error::{ContextKind, ErrorKind};
@@ -82,6 +83,8 @@ enum Command {
     Resize(resize::Args),
     /// Change which pages of a managed process leave, when and whose
     Set(set::Args),
+    /// Serve virtual machines whose monitor hands over its userfaultfd
+    Vmm(vmm::Args),
     /// List managed processes and what they hold
     Ps(ps::Args),
     /// Look at a pool's servers
@@ -122,6 +125,7 @@ fn perform(command: &Command) -> Result<u8, Failure> {
         Command::Upgrade(args) => upgrade::upgrade(args),
         Command::Resize(args) => resize::resize(args),
         Command::Set(args) => set::set(args),
+        Command::Vmm(args) => vmm::vmm(args),
         Command::Ps(args) => ps::ps(args),
         Command::Pool(args) => pool_status::pool(args),
         Command::Serve(args) => serve::serve(args),

@@ -145,6 +145,11 @@ impl<P: Paging> Service<P> {
         Some(recorder.finish().map(|(_, totals)| totals))
     }
 
+    /// What serves faults.
+    pub(crate) fn pager(&self) -> &P {
+        &self.pager
+    }
+
     /// The process that stands for the tree; 0 as long as it is not started.
     pub(crate) fn target(&self) -> i32 {
         self.target.load(Ordering::Relaxed)

@@ -31,6 +31,7 @@ fn each_target_is_run_here() {
         "book",
         "cluster_entry",
         "cost",
+        "handed",
         "lz4",
         "mappings",
         "memcached_answers",
@@ -62,6 +63,11 @@ fn cluster_entry() {
 #[test]
 fn cost() {
     over_texts("cost", checks::cost::check);
+}
+
+#[test]
+fn handed() {
+    over_seeds("handed", checks::handed::check);
 }
 
 #[test]

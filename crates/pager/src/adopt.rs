@@ -48,7 +48,7 @@ const SCRATCH_BYTES: u64 = PAGE_BYTES_U64;
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 /// Of the scratch page, what adoption itself does not use.
 const SPARE_OFFSET: u64 = 2048;
-/// How long the thread of a forked child may take to stop: one that faults waits for us, who wait for it.
+/// How long the thread of a process that is served already may take to stop: one that faults waits for us, who wait for it.
 const FORKED_STOP_NS: u64 = 50_000_000;
 
 /// An agent in place.
@@ -85,10 +85,21 @@ pub struct Kept {
     pub memory: i32,
 }
 
-/// Puts an agent into `pid`. `forked` is the userfaultfd that the kernel made when the process was forked from one under
-/// management; without it a new one is made. With
-/// a `vault`, the agent keeps that open, and waits for another pager should ours die. `while_stopped` is called while one thread of the process, which may be its only
-/// one, is stopped.
+/// The userfaultfd that a process has already, if it has one.
+#[derive(Clone, Copy)]
+pub enum Given<'a> {
+    /// None: it is made.
+    Nothing,
+    /// The kernel made it when the process was forked from one under management.
+    Forked(&'a Uffd),
+    /// The process made it, and handed it over with this memory. What it may not tell of is made impossible there: children
+    /// do not get it, and its mappings stay.
+    Handed(&'a Uffd, &'a [Span]),
+}
+
+/// Puts an agent into `pid`; a userfaultfd that is not `given` is made. With a `vault`, the agent keeps that open, and waits for
+/// another pager should ours die. `while_stopped` is called while one thread of the process, which may be its only one, is
+/// stopped.
 ///
 /// Must be called from the thread that will later call [`Agent::leave`].
 ///
@@ -96,7 +107,7 @@ pub struct Kept {
 /// As [`Error`] says; the target is as it was then.
 pub fn adopt(
     pid: i32,
-    forked: Option<&Uffd>,
+    given: Given<'_>,
     kill_on_death: bool,
     vault: Option<BorrowedFd<'_>>,
     while_stopped: impl FnOnce(),
@@ -121,7 +132,9 @@ pub fn adopt(
     let _hurried_ourselves = Hurried::new(0);
     let hurried = Hurried::new(thread);
     let started = now_ns();
-    first.stop_within(if forked.is_some() { FORKED_STOP_NS } else { STOP_DEADLINE_NS }).map_err(explain)?;
+    first
+        .stop_within(if matches!(given, Given::Nothing) { STOP_DEADLINE_NS } else { FORKED_STOP_NS })
+        .map_err(explain)?;
     let mut saved = first.registers().map_err(explain)?;
     // An exec since we looked has put something else there, or nothing.
     let mut there = [0_u8; 2];
@@ -145,7 +158,7 @@ pub fn adopt(
 
     let (staging, helper) = begun.map_err(explain)?;
     let mut setup = Setup::new(pid, helper, instruction, staging).map_err(explain)?;
-    let result = setup.run(forked, kill_on_death, vault, seccomp);
+    let result = setup.run(given, kill_on_death, vault, seccomp);
     setup.finish(result.is_err())?;
     let (mut agent, uffd) = result?;
     agent.pause_ns = pause_ns;

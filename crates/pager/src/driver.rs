@@ -9,6 +9,7 @@ mod buffers;
 mod changes;
 mod commands;
 mod eviction;
+mod handed;
 mod hands;
 mod journeys;
 mod reader;
@@ -355,7 +356,7 @@ impl Driver {
             let _ = self.reports.send(Request::Report(Report::Thread(target.id, thread)));
         }
         let slept = std::mem::take(&mut self.slept);
-        if target.pid > 0 && self.placement.note(target.pid, thread, slept, &self.shared) {
+        if target.pid > 0 && thread != 0 && self.placement.note(target.pid, thread, slept, &self.shared) {
             self.place_agents();
         }
     }
@@ -386,7 +387,11 @@ impl Driver {
             // Nothing can be captured before it is done: it must not wait for room.
             self.core.set_overdraft(OVERDRAFT_PAGES);
         }
-        let plan = self.core.fault(target.id, fault.address);
+        let mut plan = self.core.fault(target.id, fault.address);
+        if target.handed && matches!(plan, Plan::Zero { page: None, .. }) {
+            // Registered, and not among what was handed over: it may be zeros, and it may be anything.
+            plan = Plan::Lost { address: fault.address };
+        }
         if self.journeys.are_possible() && matches!(plan, Plan::Fetch { .. }) {
             return self.ask_for(at, plan, fault);
         }

@@ -52,6 +52,10 @@ pub enum Error {
     DidNotStop(i32),
     /// A forked child's userfaultfd belongs to another process.
     OtherMemory(i32),
+    /// The userfaultfd that a process handed over is another's.
+    NotItsMemory(i32),
+    /// The kernel cannot keep mappings in their place.
+    NoSeals,
     /// The target ended while it was adopted.
     Ended(i32),
     /// The machine refused something that a pager needs.
@@ -141,6 +145,16 @@ impl fmt::Display for Error {
             Self::OtherMemory(pid) => {
                 write!(f, "process {pid} is not the forked child that it was taken for; nothing was changed, try again")
             }
+            Self::NotItsMemory(pid) => write!(
+                f,
+                "the userfaultfd that process {pid} handed over is not of its own memory; the process whose memory it is must \
+                 connect itself"
+            ),
+            Self::NoSeals => write!(
+                f,
+                "a userfaultfd that is handed over does not tell of all changes of mappings, and this kernel cannot forbid them \
+                 (mseal); boot Linux 6.10 or newer"
+            ),
             Self::Ended(pid) => write!(f, "process {pid} ended while it was being adopted; nothing is left to do"),
             Self::System { what, error } => {
                 write!(f, "{what} failed: {error}; `spillway doctor` shows what this machine lacks")

@@ -14,6 +14,7 @@ use spillway_core::policy::Settings;
 use crate::driver::{Command, Driver};
 use crate::error::Error;
 use crate::estate::Estate;
+use crate::handed::Placed;
 use crate::remains::Remains;
 use crate::shared::Shared;
 use crate::sys::fd::Bell;
@@ -25,6 +26,8 @@ use crate::{LOCAL_FLOOR_BYTES, LastingPool, Local, OnPagerDeath, Options, Snapsh
 pub struct Pager {
     root: i32,
     parent: Option<i32>,
+    /// It waits for targets to come, and does not end with the last.
+    is_host: bool,
     commands: Sender<Command>,
     bell: Arc<Bell>,
     requests: Sender<Request>,
@@ -59,6 +62,26 @@ impl Pager {
     pub fn follow(parent: i32, options: Options) -> Result<Self, Error> {
         crate::doctor::usable()?;
         Self::start(parent, Some(parent), options)
+    }
+
+    /// Serves whoever hands over memory of its own ([`Pager::take_in`]), until it is told to let go.
+    ///
+    /// # Errors
+    /// When this machine cannot adopt anything.
+    pub fn host(options: Options) -> Result<Self, Error> {
+        crate::doctor::usable()?;
+        let own = std::process::id().cast_signed();
+        Ok(Self { is_host: true, ..Self::start(own, None, options)? })
+    }
+
+    /// Manages what a process has handed over. The file that its missing pages are in is one that [`Options::store`] has.
+    ///
+    /// # Errors
+    /// As [`Error`] says; nothing is served then.
+    pub fn take_in(&self, placed: Placed) -> Result<(), Error> {
+        let (pid, (reply, answer)) = (placed.handed.pid(), channel());
+        let _ = self.requests.send(Request::TakeIn(Box::new(placed), reply));
+        answer.recv().map_err(|_| Error::Ended(pid))?
     }
 
     fn start(root: i32, parent: Option<i32>, options: Options) -> Result<Self, Error> {
@@ -164,7 +187,21 @@ impl Pager {
             .map_err(system("starting the watcher thread"))?;
         let rate = Mutex::new((Instant::now(), 0, 0.0));
         let (released, replacement) = (AtomicBool::new(false), Mutex::new(replacement));
-        Ok(Self { root, parent, commands, bell, requests, shared, managed, released, replacement, rate, estate })
+        let is_host = false;
+        Ok(Self {
+            root,
+            parent,
+            is_host,
+            commands,
+            bell,
+            requests,
+            shared,
+            managed,
+            released,
+            replacement,
+            rate,
+            estate,
+        })
     }
 
     /// Whether another pager could take over now: not while a child just forked has nobody else who holds its userfaultfd.
@@ -250,8 +287,9 @@ impl Pager {
 
     /// Whether any managed or watched process is left.
     pub fn has_targets(&self) -> bool {
-        if self.released.load(Relaxed) {
-            return false;
+        let released = self.released.load(Relaxed);
+        if released || self.is_host {
+            return !released;
         }
         let managed = self.managed.lock().is_ok_and(|pids| !pids.is_empty()) || self.shared.orphans.load(Relaxed) > 0;
         let alive = |pid| procfs::living_thread(pid).is_some();

@@ -9,6 +9,7 @@ mod doctor;
 mod driver;
 mod error;
 mod estate;
+pub mod handed;
 mod handle;
 mod placement;
 pub mod procfs;

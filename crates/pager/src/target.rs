@@ -77,6 +77,9 @@ pub struct Target {
     pub parent: Option<TargetId>,
     /// For a forked child: whether it is known yet what it has inherited. Its faults wait until then.
     pub inherits: bool,
+    /// It has made its userfaultfd itself, which tells of faults and removals alone; outside of its regions nobody knows what is
+    /// missing.
+    pub handed: bool,
     /// What it has announced of late.
     pub announced: Announced,
     /// Said to be unmapped, and to be believed or not once mappings are at rest. Nothing is served or captured until then.
@@ -109,6 +112,7 @@ impl Target {
             shared_runs: Vec::with_capacity(BATCH_PAGES),
             parent: None,
             inherits: true,
+            handed: false,
             announced: Announced::default(),
             unmapped: Vec::new(),
             waiting: Vec::with_capacity(64),
@@ -188,7 +192,7 @@ impl Target {
 
     /// Whether its events may be read now.
     pub fn may_read(&self) -> bool {
-        !matches!(self.flight, Flight::Capture { .. })
+        !matches!(self.flight, Flight::Capture { .. }) && (self.inherits || !self.handed)
     }
 
     /// The descriptor to poll for faults and events; -1 while they must wait.
@@ -203,7 +207,9 @@ impl Target {
 
     /// Whether `thread`, which faults, is the agent itself, at work on what captures would have to wait for.
     pub fn is_agent_at_work(&self, thread: i32) -> bool {
-        self.flight == Flight::Other && self.agent.as_ref().is_some_and(|agent| agent.known_as == thread)
+        // Where threads are not told, it may be.
+        let is_it = |agent: &Agent| agent.known_as == thread || thread == 0;
+        self.flight == Flight::Other && self.agent.as_ref().is_some_and(is_it)
     }
 
     /// Starts the capture of [`Target::runs`]; `about_to` is called before the agent hears of it. False when the agent is gone.

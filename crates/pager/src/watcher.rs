@@ -4,10 +4,12 @@
 //! targets. It looks at a process often while it grows towards the budget and seldom otherwise.
 //!
 //! [`looks`] says when and in what order; [`tree`] finds processes, [`process`] is what is known of one; [`adoption`] gives
-//! agents, [`mappings`] registers memory, [`forks`] follows forked children, [`release`] lets go of everything.
+//! agents, [`mappings`] registers memory, [`forks`] follows forked children, [`handed`] takes in monitors that hand over their
+//! userfaultfd, [`release`] lets go of everything.
 
 mod adoption;
 mod forks;
+mod handed;
 mod looks;
 mod mappings;
 mod process;
@@ -25,6 +27,7 @@ use spillway_store::vault::Vault;
 
 use crate::driver::{Command, Report};
 use crate::error::Error;
+use crate::handed::Placed;
 use crate::procfs::{self, Size};
 use crate::removals::Removals;
 use crate::shared::Shared;
@@ -46,6 +49,8 @@ pub enum Request {
     Adopt(i32, Sender<Result<(), Error>>),
     /// Watch these, whose agents were found, and look at all of their memory.
     TakeOver(Vec<Inherited>),
+    /// Manage what a monitor has handed over; the answer is sent back.
+    TakeIn(Box<Placed>, Sender<Result<(), Error>>),
     /// A new budget.
     Budget(Local),
     /// Bring everything home and leave; progress and the answer are sent back.
@@ -185,6 +190,9 @@ impl Watcher {
                 let _ = reply.send(self.adopt(pid, None).inspect(|()| self.read_mappings(pid)));
             }
             Request::TakeOver(inherited) => inherited.into_iter().for_each(|it| self.take_over(it)),
+            Request::TakeIn(placed, reply) => {
+                let _ = reply.send(self.take_in(*placed));
+            }
             Request::Budget(local) => self.local = local,
             Request::Release(reply) => self.release(&reply),
         }

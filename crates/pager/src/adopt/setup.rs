@@ -3,9 +3,9 @@
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use spillway_core::{Address, PAGE_BYTES_U64};
+use spillway_core::{Address, PAGE_BYTES_U64, Span};
 
-use super::{Agent, Kept, NAME, SCRATCH_BYTES, STAGING_BYTES, bits, explain, pieces};
+use super::{Agent, Given, Kept, NAME, SCRATCH_BYTES, STAGING_BYTES, bits, explain, pieces};
 use crate::error::Error;
 use crate::sys::agent::{BATCH_PAGES, CODE_BYTES, CONTROL_BYTES, Layout, Memory};
 use crate::sys::fd::{Rights, send_fd};
@@ -35,7 +35,7 @@ impl Setup {
 
     pub(super) fn run(
         &mut self,
-        forked: Option<&Uffd>,
+        given: Given<'_>,
         kill_on_death: bool,
         vault: Option<BorrowedFd<'_>>,
         seccomp: bool,
@@ -62,13 +62,16 @@ impl Setup {
         self.open.extend([ours, theirs]);
         let socket = take(ours)?;
 
-        let (uffd_number, fresh) = match forked {
-            Some(uffd) => {
+        let (uffd_number, fresh) = match given {
+            Given::Forked(uffd) | Given::Handed(uffd, _) => {
                 let number = self.receive(socket.as_fd(), uffd.borrow(), theirs, scratch)?;
                 self.check_memory(number, scratch)?;
+                if let Given::Handed(_, memory) = given {
+                    memory.iter().try_for_each(|span| self.hold(*span))?;
+                }
                 (number, None)
             }
-            None => {
+            Given::Nothing => {
                 let number = self.userfaultfd(socket.as_fd(), theirs, scratch)?;
                 let uffd = Uffd::from(take(number)?);
                 uffd.handshake().map_err(|error| match error.raw_os_error() {
@@ -234,6 +237,30 @@ impl Setup {
             }
         }
         Err(Error::DidNotStop(pid))
+    }
+
+    /// Keeps memory that no event may tell of from forked children, and in its place.
+    fn hold(&mut self, span: Span) -> Result<(), Error> {
+        /// Since Linux 6.10.
+        const SYS_MSEAL: libc::c_long = 462;
+        let (start, bytes) = (span.start.0, span.pages() * PAGE_BYTES_U64);
+        let calls = [
+            (libc::SYS_madvise, [start, bytes, bits(libc::MADV_DONTFORK), 0, 0, 0]),
+            (SYS_MSEAL, [start, bytes, 0, 0, 0, 0]),
+        ];
+        for (number, arguments) in calls {
+            match self.helper.call(&self.registers, self.instruction, number, arguments) {
+                Ok(_) => {}
+                Err(CallError::Answered(error)) if error.raw_os_error() == Some(libc::ENOSYS) => {
+                    return Err(Error::NoSeals);
+                }
+                Err(CallError::Answered(error)) => {
+                    return Err(Error::System { what: "keeping the memory that was handed over in its place", error });
+                }
+                Err(error) => return Err(explain(self.pid, error)),
+            }
+        }
+        Ok(())
     }
 
     fn open(&mut self, number: libc::c_long, arguments: [u64; 6]) -> Result<i32, Error> {

@@ -5,6 +5,7 @@ use std::sync::mpsc::{Sender, TryRecvError};
 use spillway_core::pager::Budget;
 use spillway_core::policy::Settings;
 use spillway_core::{Address, Span, TargetId};
+use spillway_store::Handle;
 
 use super::Driver;
 use super::release::Release;
@@ -26,7 +27,28 @@ pub enum Command {
         /// For the answer.
         reply: Sender<TargetId>,
     },
-    /// An agent for a target that was forked from another.
+    /// Manage an address space that has its userfaultfd from itself; its identity is sent back. It is served once
+    /// [`Command::Inherit`] has come.
+    Hand {
+        /// The process.
+        pid: i32,
+        /// Its userfaultfd.
+        uffd: Uffd,
+        /// For the answer.
+        reply: Sender<TargetId>,
+    },
+    /// What is missing here is in the store.
+    LayOut {
+        /// Whose.
+        target: TargetId,
+        /// Where.
+        span: Span,
+        /// What the first page is called; those that follow are counted on.
+        first: Handle,
+        /// For the answer.
+        reply: Sender<()>,
+    },
+    /// An agent for a target that has none: it was forked from another, or handed over.
     Equip {
         /// Which.
         target: TargetId,
@@ -162,6 +184,13 @@ impl Driver {
                 self.add(Target::new(id, pid, uffd, Some(agent)));
                 self.place_agents();
                 let _ = reply.send(id);
+            }
+            Command::Hand { pid, uffd, reply } => {
+                let _ = reply.send(self.hand(pid, uffd));
+            }
+            Command::LayOut { target, span, first, reply } => {
+                self.lay_out(target, span, first);
+                let _ = reply.send(());
             }
             Command::Equip { target, agent } => {
                 self.write_down(target, &agent);

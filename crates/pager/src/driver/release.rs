@@ -104,7 +104,9 @@ impl Driver {
             // Where its process is not known, they end where they are known to end.
             let mappings = procfs::mappings(target.pid).unwrap_or_default();
             for span in spans {
-                if target.uffd.unregister(Span { end: room_behind(&mappings, span.end), ..span }).is_err() {
+                // What lies behind memory that was handed over is not ours.
+                let end = if target.handed { span.end } else { room_behind(&mappings, span.end) };
+                if target.uffd.unregister(Span { end, ..span }).is_err() {
                     // A mapping that went away meanwhile needs no unregistering.
                     let _ = target.uffd.unregister(span);
                 }

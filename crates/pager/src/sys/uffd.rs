@@ -34,6 +34,13 @@ pub const IOC_NEW: u64 = 0xAA00;
 pub const MOVE_ALLOW_SRC_HOLES: u64 = 2;
 const REGISTER_MISSING: u64 = 1;
 
+/// `UFFD_FEATURE_EVENT_FORK`.
+pub const EVENT_FORK: u64 = 1 << 1;
+/// `UFFD_FEATURE_EVENT_REMOVE`.
+pub const EVENT_REMOVE: u64 = 1 << 3;
+/// `UFFD_FEATURE_SIGBUS`: faults are signals instead of messages.
+pub const SIGBUS: u64 = 1 << 7;
+
 /// Features that adoption needs: FORK, REMAP, REMOVE, UNMAP events, thread ids, POISON, MOVE.
 pub const FEATURES: u64 = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 6 | 1 << 8 | 1 << 14 | 1 << 16;
 
@@ -173,7 +180,7 @@ impl Message {
             Told::Fault { address, thread, write } => Event::Fault { address, thread, write },
             // SAFETY: the kernel has just opened this descriptor in our table for us (resolve_userfault_fork), and a
             // message is decoded once, so nobody else owns it.
-            Told::Fork { fd } => Event::Fork(Uffd(unsafe { OwnedFd::from_raw_fd(fd) })),
+            Told::Fork { fd } => Event::Fork(unsafe { OwnedFd::from_raw_fd(fd) }.into()),
             Told::Remap { from, to, bytes } => Event::Remap { from, to, bytes },
             Told::Remove(span) => Event::Remove(span),
             Told::Unmap(span) => Event::Unmap(span),
@@ -184,21 +191,38 @@ impl Message {
 
 /// A userfaultfd of a target. Its calls act on the target's address space, from whichever process they come.
 #[derive(Debug)]
-pub struct Uffd(OwnedFd);
+pub struct Uffd {
+    fd: OwnedFd,
+    /// Others have it open as well, and may make it one that waits to be read.
+    of_others: bool,
+}
 
 impl From<OwnedFd> for Uffd {
     fn from(fd: OwnedFd) -> Self {
-        Self(fd)
+        Self { fd, of_others: false }
     }
 }
 
 impl AsRawFd for Uffd {
     fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
+        self.fd.as_raw_fd()
     }
 }
 
 impl Uffd {
+    /// One that a process has made for itself, agreed on, and keeps.
+    pub fn of_others(fd: OwnedFd) -> Self {
+        Self { fd, of_others: true }
+    }
+
+    /// The same userfaultfd once more.
+    ///
+    /// # Errors
+    /// When descriptors run out.
+    pub fn again(&self) -> io::Result<Self> {
+        Ok(Self { fd: self.fd.try_clone()?, of_others: self.of_others })
+    }
+
     /// Agrees on the features with the kernel.
     ///
     /// # Errors
@@ -307,8 +331,14 @@ impl Uffd {
     /// # Errors
     /// As the kernel says; EAGAIN is not an error here.
     pub fn read<'a>(&self, into: &'a mut [Message]) -> io::Result<&'a [Message]> {
-        // SAFETY: the buffer is writable for the length given, and any bytes make a valid Message.
-        let bytes = unsafe { libc::read(self.as_raw_fd(), into.as_mut_ptr().cast(), size_of_val(into)) };
+        let vector = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: size_of_val(into) };
+        let bytes = if self.of_others {
+            // SAFETY: one vector, of a buffer that is writable for its length; any bytes make a valid Message.
+            unsafe { libc::preadv2(self.as_raw_fd(), &raw const vector, 1, -1, libc::RWF_NOWAIT) }
+        } else {
+            // SAFETY: the same buffer.
+            unsafe { libc::read(self.as_raw_fd(), vector.iov_base, vector.iov_len) }
+        };
         Ok(&into[..messages(bytes)?])
     }
 
@@ -331,13 +361,13 @@ impl Uffd {
 
     /// The descriptor, to be passed on.
     pub fn borrow(&self) -> BorrowedFd<'_> {
-        std::os::fd::AsFd::as_fd(&self.0)
+        std::os::fd::AsFd::as_fd(&self.fd)
     }
 
     fn call<T>(&self, request: u64, argument: &mut T) -> io::Result<()> {
         // SAFETY: each request above is paired with the structure that the kernel expects, whose size is asserted; the
         // addresses in it belong to the target or, for a copy's source, to a borrowed slice of ours.
-        let answer = unsafe { libc::ioctl(self.0.as_raw_fd(), request, std::ptr::from_mut(argument)) };
+        let answer = unsafe { libc::ioctl(self.fd.as_raw_fd(), request, std::ptr::from_mut(argument)) };
         if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 }
@@ -373,7 +403,7 @@ fn outcome(answer: io::Result<()>, bytes: i64) -> Outcome {
 pub fn new_from_device(device: &std::fs::File) -> io::Result<Uffd> {
     // SAFETY: the argument is a number, not a pointer.
     let fd = unsafe { libc::ioctl(device.as_raw_fd(), IOC_NEW, libc::O_CLOEXEC | libc::O_NONBLOCK) };
-    super::fd::owned(fd.into()).map(Uffd)
+    super::fd::owned(fd.into()).map(Uffd::from)
 }
 
 /// A userfaultfd of our own address space, made by the system call.
@@ -382,5 +412,6 @@ pub fn new_from_device(device: &std::fs::File) -> io::Result<Uffd> {
 /// EPERM without `CAP_SYS_PTRACE` where `vm.unprivileged_userfaultfd` is 0.
 pub fn new_from_syscall() -> io::Result<Uffd> {
     // SAFETY: no pointers.
-    super::fd::owned(unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) }).map(Uffd)
+    super::fd::owned(unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) })
+        .map(Uffd::from)
 }

@@ -11,7 +11,7 @@ use super::forks::Orphan;
 use super::mappings::Whose;
 use super::process::Process;
 use super::{Inherited, Watcher};
-use crate::adopt;
+use crate::adopt::{self, Given};
 use crate::driver::Command;
 use crate::error::Error;
 use crate::procfs;
@@ -49,7 +49,7 @@ impl Watcher {
         let candidates: Vec<i32> = self
             .processes
             .iter()
-            .filter(|(_, process)| process.target.is_none() && !process.refused)
+            .filter(|(_, process)| process.target.is_none() && !process.refused && process.handed.is_none())
             .map(|(&pid, _)| pid)
             .collect();
         let large = |pid: &i32| procfs::size(*pid).is_ok_and(|size| size.anonymous_pages >= least);
@@ -98,13 +98,19 @@ impl Watcher {
     pub(super) fn adopt(&mut self, pid: i32, forked: Option<usize>) -> Result<(), Error> {
         let kill = self.on_pager_death == OnPagerDeath::KillTarget;
         // A forked child that has raised no fault yet: as long as its one thread is stopped, nobody can change its mappings.
+        let memory = self.processes.get(&pid).and_then(|process| process.handed.clone());
         let inheritance = || {
-            if let Some(at) = forked {
+            if let Some(at) = forked.filter(|_| memory.is_none()) {
                 self.tell_inheritance(self.orphans[at].target, Some(pid));
             }
         };
         let vault = self.vault.as_ref().map(Vault::file);
-        let (mut agent, fresh) = adopt::adopt(pid, forked.map(|at| &self.orphans[at].uffd), kill, vault, inheritance)?;
+        let given = match (forked.map(|at| &self.orphans[at].uffd), &memory) {
+            (None, _) => Given::Nothing,
+            (Some(uffd), None) => Given::Forked(uffd),
+            (Some(uffd), Some(memory)) => Given::Handed(uffd, memory),
+        };
+        let (mut agent, fresh) = adopt::adopt(pid, given, kill, vault, inheritance)?;
         let seized = agent.seized.take();
         let agent_thread = agent.thread;
         self.shared.pause_ns.fetch_max(agent.pause_ns, Relaxed);

@@ -40,6 +40,11 @@ impl Orphan {
     pub(super) fn new(target: TargetId, parent: TargetId, uffd: Uffd, pid: Option<i32>) -> Self {
         Self { target, parent, uffd, pid, since: Instant::now(), refused: false, strangers: Vec::new() }
     }
+
+    /// It would not stop now.
+    pub(super) fn try_later(&mut self) {
+        self.since = Instant::now() + TRY_AGAIN_AFTER;
+    }
 }
 
 impl Watcher {
@@ -103,6 +108,11 @@ impl Watcher {
             let Some(pid) = self.orphans[at].pid else { return };
             let target = self.orphans[at].target;
             let adopted = self.adopt(pid, Some(at));
+            if self.processes.get(&pid).is_some_and(|process| process.handed.is_some()) {
+                // What it says is kept for `ps`.
+                let _ = self.settle_handed(target, pid, adopted);
+                continue;
+            }
             let Some(orphan) = self.orphans.iter_mut().find(|orphan| orphan.target == target) else {
                 self.processes.entry(pid).and_modify(|process| process.kept_only = true);
                 continue;
@@ -115,7 +125,7 @@ impl Watcher {
                 }
                 // It may be in a fault that waits for what it has inherited to be told.
                 Err(Error::DidNotStop(_)) => {
-                    orphan.since = Instant::now() + TRY_AGAIN_AFTER;
+                    orphan.try_later();
                     self.tell_inheritance(target, Some(pid));
                 }
                 _ => orphan.refused = true,

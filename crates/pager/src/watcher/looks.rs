@@ -49,6 +49,9 @@ impl Watcher {
             };
             let Some(process) = self.processes.get_mut(&pid) else { continue };
             process.tend_agent(pid);
+            if process.handed.is_some() {
+                continue;
+            }
             if process.kept_only {
                 self.promote(pid, size);
                 continue;

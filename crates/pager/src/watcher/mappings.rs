@@ -32,7 +32,9 @@ impl Watcher {
     /// Registers what is new in a process, and tells the fault thread which pages of it are resident.
     pub(super) fn read_mappings(&mut self, pid: i32) {
         let begun = Instant::now();
-        let Some(&Process { target: Some(target), staging, .. }) = self.processes.get(&pid) else { return };
+        let Some(&Process { target: Some(target), staging, handed: None, .. }) = self.processes.get(&pid) else {
+            return;
+        };
         let (mut size, mut new) = (Size::default(), Vec::new());
         for _ in 0..READINGS_MAX {
             size = procfs::size(pid).unwrap_or_default();

@@ -25,6 +25,8 @@ pub(super) struct Process {
     tracer_at: Option<Instant>,
     /// Our own mapping in it that looks like any other.
     pub(super) staging: Option<Span>,
+    /// What it has handed over, with a userfaultfd of its own: nothing else of it is managed.
+    pub(super) handed: Option<Vec<Span>>,
     /// At the last reading of its mappings.
     pub(super) seen: Size,
     pub(super) read_at: Option<Instant>,
@@ -47,6 +49,7 @@ impl Process {
             seized: None,
             tracer_at: None,
             staging: None,
+            handed: None,
             seen: Size::default(),
             read_at: None,
             refused: false,

@@ -37,7 +37,9 @@ impl Watcher {
                 target.into_iter().for_each(|target| self.end_target(target));
                 continue;
             }
-            queue.extend(procfs::children(pid).unwrap_or_default());
+            if known.handed.is_none() {
+                queue.extend(procfs::children(pid).unwrap_or_default());
+            }
         }
         let gone: Vec<i32> =
             self.processes.keys().copied().filter(|pid| procfs::living_thread(*pid).is_none()).collect();
