@@ -23,4 +23,4 @@ pub mod trend;
 pub mod units;
 pub mod window;
 
-pub use units::{Address, PAGE_BYTES, PAGE_BYTES_U64, Page, PageIndex, Span, TargetId};
+pub use units::{Address, PAGE_BYTES, PAGE_BYTES_U64, Page, PageIndex, Span, TargetId, TreeId};

@@ -19,7 +19,7 @@ use crate::policy::{Arrival, Refusal, Settings};
 use crate::reach::Reach;
 use crate::regions::{Region, Regions};
 use crate::streams::{BLOCK_PAGES_MAX, Streams};
-use crate::table::{Hand, Table};
+use crate::table::{CHUNK_PAGES, Hand, Table};
 use crate::trend::Trend;
 use crate::units::{Address, PageIndex, Span, TargetId};
 
@@ -193,6 +193,8 @@ impl Blocks {
 pub struct Pager {
     pub(crate) regions: Regions,
     pub(crate) table: Table,
+    /// Identities that can be given again.
+    vacant: Vec<TargetId>,
     pub(crate) streams: Vec<Streams>,
     pub(crate) trends: Vec<Trend>,
     pub(crate) replacement: Replacement,
@@ -223,6 +225,8 @@ pub struct Pager {
     buffers: u32,
     pub(crate) write_batch: u64,
     budget: Budget,
+    /// Pages beyond the budget that are local because their target is let go of.
+    lent: u64,
     /// How far past the budget faults may go, and how far past what was local when they might.
     overdraft: (u64, u64),
     blocks: Blocks,
@@ -239,6 +243,7 @@ impl Pager {
         Self {
             regions: Regions::default(),
             table: Table::default(),
+            vacant: Vec::new(),
             streams: Vec::new(),
             trends: Vec::new(),
             replacement: Replacement::new(BATCH_PAGES_MAX),
@@ -263,6 +268,7 @@ impl Pager {
             buffers: config.buffers,
             write_batch: config.write_batch,
             budget: config.budget,
+            lent: 0,
             overdraft: (0, 0),
             blocks: Blocks::LARGEST,
             window: None,
@@ -273,11 +279,36 @@ impl Pager {
 
     /// A new address space.
     pub fn add_target(&mut self) -> TargetId {
+        if let Some(target) = self.vacant.pop() {
+            let at = target.0 as usize;
+            (self.streams[at], self.trends[at]) = (Streams::default(), Trend::default());
+            self.replacement.renew_target(target);
+            return target;
+        }
         self.streams.push(Streams::default());
         self.trends.push(Trend::default());
         self.replacement.add_target();
         self.write_down();
         TargetId(u32::try_from(self.streams.len() - 1).expect("fewer processes than 2^32"))
+    }
+
+    /// `target` has ended, and nobody can mean it any more: its identity may be given to another.
+    pub fn reuse(&mut self, target: TargetId) {
+        assert!(self.regions.of(target).next().is_none(), "{target:?} has memory");
+        if !self.vacant.contains(&target) {
+            self.vacant.push(target);
+        }
+    }
+
+    /// Pages of `target` that are in it, and all that it holds, wherever they are.
+    pub fn held_by(&self, target: TargetId) -> (u64, u64) {
+        let counts = self.regions.of(target).map(|region| self.table.count_in(region.first, region.span.pages()));
+        counts.fold((0, 0), |(mapped, used), count| (mapped + count.0, used + count.1))
+    }
+
+    /// So many pages are local beyond the budget, and nobody else's are to leave for them.
+    pub fn lend(&mut self, pages: u64) {
+        self.lent = pages;
     }
 
     /// Changes the budget.
@@ -318,10 +349,11 @@ impl Pager {
 
     /// The budget in pages, as of now.
     pub fn budget_pages(&self) -> u64 {
-        match self.budget {
+        let pages = match self.budget {
             Budget::Pages(pages) => pages,
             Budget::Percent { percent, floor_pages } => (self.used_peak * percent / 100).max(floor_pages),
-        }
+        };
+        pages.saturating_add(self.lent)
     }
 
     /// Pages in local memory: mapped, in a buffer, or on their way in.
@@ -533,6 +565,32 @@ impl Pager {
         if into.is_empty() && !from_start {
             self.outside(most, into);
         }
+    }
+
+    /// The same for one target, from `from` on: up to `most` pages, and at most as many looked at as fit into a chunk. Where to
+    /// go on; none at its end.
+    pub fn outside_of(
+        &self,
+        target: TargetId,
+        from: Address,
+        most: usize,
+        into: &mut Vec<(TargetId, Address, PageIndex)>,
+    ) -> Option<Address> {
+        let region = self.regions.next_at(target, from)?;
+        let start = region.span.start.max(from);
+        let pages = region.span.end.pages_since(start).min(CHUNK_PAGES as u64);
+        let mut next = start.plus_pages(pages);
+        self.table.used_in(region.page_at(start), pages, |page, entry| {
+            let Some(address) = region.address_of(page).filter(|&address| address < next) else { return };
+            if matches!(entry.state(), State::Untouched | State::Mapped | State::Lost) {
+                return;
+            }
+            into.push((target, address, page));
+            if into.len() >= most {
+                next = address.plus_pages(1);
+            }
+        });
+        Some(next)
     }
 
     /// The store has no room: gives up to `most` clean copies of pages that are in their targets. The pass goes on from call

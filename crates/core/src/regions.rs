@@ -63,6 +63,15 @@ impl Regions {
         self.by_address.range(range).next_back().map(|(_, region)| *region).filter(|r| address < r.span.end)
     }
 
+    /// The region that holds `address`, or the next one of `target` behind it.
+    pub fn next_at(&self, target: TargetId, address: Address) -> Option<Region> {
+        let behind = || {
+            let range = (Excluded((target, address)), Included((target, Address(u64::MAX))));
+            self.by_address.range(range).next().map(|(_, region)| *region)
+        };
+        self.at(target, address).or_else(behind)
+    }
+
     /// The region that `page` is in; none when its mapping is gone.
     pub fn of_page(&self, page: PageIndex) -> Option<Region> {
         let (_, key) = self.by_page.range((Unbounded, Included(page))).next_back()?;

@@ -285,6 +285,34 @@ impl Table {
         }
     }
 
+    /// Of the pages of `[start, start + pages)`, how many are mapped and how many are used at all. Costs a look at each chunk
+    /// that lies in the range, and at each page of those that lie in it in part.
+    pub fn count_in(&self, start: PageIndex, pages: u64) -> (u64, u64) {
+        let end = start.0 + pages;
+        let (mut mapped, mut used) = (0, 0);
+        let mut count = |chunk: &Chunk| {
+            let base = chunk.number * CHUNK_PAGES_U64;
+            let (from, to) = (start.0.max(base), end.min(base + CHUNK_PAGES_U64));
+            if to - from == CHUNK_PAGES_U64 {
+                (mapped, used) = (mapped + u64::from(chunk.mapped), used + u64::from(chunk.used));
+                return;
+            }
+            for within in from - base..to - base {
+                let state = chunk.get(usize::try_from(within).expect("below 512")).state();
+                mapped += u64::from(state == State::Mapped);
+                used += u64::from(state != State::Untouched);
+            }
+        };
+        let numbers = start.0 / CHUNK_PAGES_U64..end.div_ceil(CHUNK_PAGES_U64);
+        if numbers.end - numbers.start <= self.chunks.len() as u64 {
+            numbers.filter_map(|number| self.chunks.find(number)).for_each(&mut count);
+        } else {
+            let there = self.chunks.numbers().filter(|number| numbers.contains(number));
+            there.filter_map(|number| self.chunks.find(number)).for_each(&mut count);
+        }
+        (mapped, used)
+    }
+
     /// The next capturable page at or after `hand` that has no second chance left; passes over at most `chunks_max`
     /// chunks. Takes the second chances it meets; `believing` as for [`Entry::take_chance`].
     pub fn sweep(&mut self, hand: &mut Hand, chunks_max: &mut usize, believing: bool) -> Option<PageIndex> {
@@ -405,6 +433,25 @@ mod tests {
         table.used_in(PageIndex(1), 1 << 40, |page, _| seen.push(page.0));
         assert_eq!(seen, [1 << 24, 1 << 40]);
         assert!(table.bytes() < 64 << 10);
+    }
+
+    #[test]
+    fn a_count_is_that_of_its_pages() {
+        let mut table = Table::default();
+        for page in (0..3000).step_by(7).chain([1 << 40]) {
+            map(&mut table, page);
+        }
+        for page in (0..3000).step_by(21) {
+            table.update(PageIndex(page), |entry| entry.step(Step::Capture(BufferIndex(0)))).expect("legal");
+        }
+        for (start, pages) in [(0, 1), (0, 512), (1, 511), (500, 1600), (512, 1024), (3, 1 << 41), (2990, 100)] {
+            let (mut mapped, mut used) = (0, 0);
+            table.used_in(PageIndex(start), pages, |_, entry| {
+                mapped += u64::from(entry.state() == State::Mapped);
+                used += 1;
+            });
+            assert_eq!(table.count_in(PageIndex(start), pages), (mapped, used), "{pages} pages from {start} on");
+        }
     }
 
     #[test]

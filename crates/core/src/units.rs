@@ -46,9 +46,15 @@ impl PageIndex {
     }
 }
 
-/// One address space under management. Never reused within a pager.
+/// One address space under management. Used again only when nobody can mean the old one any more
+/// ([`Pager::reuse`](crate::pager::Pager::reuse)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TargetId(pub u32);
+
+/// A process that was adopted on its own account, with its descendants: whom a share of local memory belongs to. Never
+/// reused within a pager.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TreeId(pub u32);
 
 /// A half-open range of addresses, page-aligned and not empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

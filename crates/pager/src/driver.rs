@@ -8,6 +8,7 @@
 mod buffers;
 mod changes;
 mod commands;
+mod departure;
 mod eviction;
 mod handed;
 mod hands;
@@ -38,10 +39,12 @@ use crate::sys::fd::{Bell, Heard, poll, readable, receive_byte};
 use crate::sys::message::MESSAGES;
 use crate::sys::sched::{Class, Cpus, set_class, thread_id};
 use crate::sys::uffd::{Event, Message};
+use crate::tally::Tally;
 use crate::target::{Flight, Target, Waiting};
 use crate::watcher::Request;
 
 pub use commands::{Command, Homeward, Report};
+use departure::Leaving;
 use eviction::{OVERDRAFT_PAGES, WRITES_PER_TURN, Yield};
 use hands::{Hands, index, to_handle};
 use journeys::Journeys;
@@ -83,6 +86,8 @@ pub struct Driver {
     placement: Placement,
     polled: Vec<libc::pollfd>,
     release: Option<Release>,
+    /// Trees that are let go while others are served on.
+    leaving: Vec<Leaving>,
     /// The last wait was one.
     slept: bool,
     /// Turns since descriptors were last polled.
@@ -153,6 +158,7 @@ impl Driver {
             placement: Placement::new(follow),
             polled: Vec::new(),
             release: None,
+            leaving: Vec::new(),
             slept: false,
             unpolled: UNPOLLED_MAX,
             dry: true,
@@ -206,6 +212,9 @@ impl Driver {
     /// has raised its next fault by the time this thread runs again. That saves a system call for each.
     fn serve_at_once(&mut self) -> bool {
         if self.dry || self.unpolled >= UNPOLLED_MAX || self.journeys.are_under_way() || self.release.is_some() {
+            return false;
+        }
+        if !self.leaving.is_empty() {
             return false;
         }
         let mut there = (0..self.targets.len()).filter(|&at| self.targets[at].is_some());
@@ -275,7 +284,7 @@ impl Driver {
             (false, true) => Some(rest_ns),
             (false, false) => self.core.is_store_full().then_some(ASK_AGAIN_NS),
         };
-        [due, self.until_window()].into_iter().flatten().min()
+        [due, self.until_window(), self.until_homeward()].into_iter().flatten().min()
     }
 
     fn wait(&mut self, timeout: Option<u64>) {
@@ -418,6 +427,10 @@ impl Driver {
         }
         let served_ns = now_ns();
         self.shared.histogram.record(served_ns - fault.since_ns);
+        target.tally.histogram.record(served_ns - fault.since_ns);
+        if matches!(plan, Plan::Fetch { .. }) {
+            Tally::add(&target.tally.fetched_pages, outcome.done);
+        }
         if let Some(tape) = &mut self.tape {
             tape.fault(plan, fault, served_ns);
         }
@@ -493,6 +506,7 @@ impl Driver {
             self.core.forgo_clean(FREES_PER_TURN);
         }
         self.retry_waiting();
+        self.bring_some_home();
         // What was asked for just now may be here, or lost, at once; nothing would announce it.
         self.arrive();
         if self.release.is_some() {

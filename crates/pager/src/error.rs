@@ -81,6 +81,10 @@ pub enum Error {
         /// Its pager.
         pager: i32,
     },
+    /// It is not this pager's.
+    NotManaged(i32),
+    /// It is being let go already.
+    Leaving,
     /// Pages could not be brought home.
     NoRoomAtHome {
         /// How many are still outside.
@@ -171,6 +175,8 @@ impl fmt::Display for Error {
                 f,
                 "process {pid} is managed by process {pager}, which runs; `spillway ps` shows it, if it is yours"
             ),
+            Self::NotManaged(pid) => write!(f, "process {pid} is not managed here; `spillway ps` shows those that are"),
+            Self::Leaving => f.write_str("its pages are on their way home already; `spillway ps` shows it until they are"),
             Self::NoRoomAtHome { pages } => write!(
                 f,
                 "{pages} pages could not come home because the target's memory limit is reached; it stays managed: raise \

@@ -9,13 +9,14 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use spillway_core::evict::Run;
 use spillway_core::policy::{Block, Kind, Scheme, Scope, Settings};
 use spillway_core::streams::BLOCK_PAGES_MAX;
-use spillway_core::{Address, PAGE_BYTES_U64, PageIndex, TargetId};
+use spillway_core::{Address, PAGE_BYTES_U64, PageIndex, TargetId, TreeId};
 use spillway_store::vault::{PRIVATE_WORDS, Vault};
 
 use crate::Local;
 use crate::adopt::Agent;
 use crate::sys::agent::{BATCH_PAGES, Layout};
 use crate::sys::message::MESSAGES;
+use crate::tally::Tally;
 
 /// Targets that can be written down at one time.
 const TARGETS: usize = 64;
@@ -31,6 +32,7 @@ const SETTINGS: usize = 3;
 const POOL_BYTES: usize = 4;
 const INBOX_NUMBER: usize = 5;
 const INBOX_TARGET: usize = 6;
+const KIND: usize = 7;
 const INBOX: usize = 8;
 const POOL: usize = 128;
 const POOL_WORDS: usize = 512;
@@ -46,6 +48,8 @@ const CODE: usize = 5;
 const INSTRUCTION: usize = 6;
 const BORN: usize = 7;
 const KEPT: usize = 8;
+const TREE: usize = 9;
+const ROOT_BORN: usize = 10;
 const BATCH: usize = 16;
 const BATCH_RUNS: usize = 17;
 const RUNS: usize = 32;
@@ -74,6 +78,10 @@ pub struct Batch {
 pub struct Found {
     /// Its identity in the core.
     pub id: TargetId,
+    /// The tree that it belongs to,
+    pub tree: TreeId,
+    /// by which process that is known, and when it was started.
+    pub root: (i32, u64),
     /// The process, and when it was started.
     pub pid: i32,
     /// In ticks since the machine started.
@@ -131,6 +139,16 @@ impl Estate {
     /// Who served last, and when that process was started.
     pub fn pager(&self) -> (i32, u64) {
         (halves(self.get(PAGER)).0, self.get(STARTED))
+    }
+
+    /// Whether that is a daemon, which serves whatever it is told to.
+    pub fn set_daemon(&self, is_daemon: bool) {
+        self.set(KIND, is_daemon.into());
+    }
+
+    /// The same.
+    pub fn is_daemon(&self) -> bool {
+        self.get(KIND) == 1
     }
 
     /// The pool's URL. False when it is too long.
@@ -233,7 +251,7 @@ impl Estate {
     }
 
     /// This target has this agent. False when there is no room for it.
-    pub fn add(&self, id: TargetId, agent: &Agent, started: u64) -> bool {
+    pub fn add(&self, id: TargetId, agent: &Agent, started: u64, tally: &Tally) -> bool {
         let Some(kept) = agent.kept else { return false };
         let Some(slot) = self.slot_of(id).or_else(|| self.slots().find(|slot| self.get(slot + WHO) == 0)) else {
             return false;
@@ -248,6 +266,8 @@ impl Estate {
         self.set(slot + CODE, agent.layout.code.0);
         self.set(slot + INSTRUCTION, agent.instruction());
         self.set(slot + BORN, started);
+        self.set(slot + TREE, u64::from(tally.tree.0) | u64::from(tally.root.0.cast_unsigned()) << 32);
+        self.set(slot + ROOT_BORN, tally.root.1);
         self.set(slot + WHO, u64::from(id.0) + 1);
         true
     }
@@ -292,13 +312,15 @@ impl Estate {
         let scratch = staging.plus_pages(BATCH_PAGES as u64);
         let layout = Layout { staging, scratch, control: page(CONTROL)?, code: page(CODE)? };
         let (instruction, started) = (self.get(slot + INSTRUCTION), self.get(slot + BORN));
+        let (tree, root) = halves(self.get(slot + TREE));
+        let (tree, root) = (TreeId(tree.cast_unsigned()), (root, self.get(slot + ROOT_BORN)));
         let stage = match self.get(slot + BATCH) {
             1 => Some(Stage::Begun),
             2 => Some(Stage::Collected),
             _ => None,
         };
         let batch = stage.and_then(|stage| Some(Batch { stage, runs: self.runs(slot)? }));
-        Some(Found { id, pid, started, thread, known_as, uffd, socket, memory, layout, instruction, batch })
+        Some(Found { id, tree, root, pid, started, thread, known_as, uffd, socket, memory, layout, instruction, batch })
     }
 
     /// The runs of a capture, as far as they make sense: no more pages than staging has.

@@ -1,6 +1,8 @@
 //! The pager as its users hold it: two threads, and what may be asked of them.
 
-use std::sync::atomic::AtomicBool;
+mod trees;
+
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,15 +21,14 @@ use crate::remains::Remains;
 use crate::shared::Shared;
 use crate::sys::fd::Bell;
 use crate::sys::sched::lock_memory;
+use crate::tally::Trees;
 use crate::watcher::{Departure, Inherited, Request, Watcher};
 use crate::{LOCAL_FLOOR_BYTES, LastingPool, Local, OnPagerDeath, Options, Snapshot, procfs};
 
-/// The pager of one process tree.
+/// The pager of one process tree, or of several.
 pub struct Pager {
     root: i32,
     parent: Option<i32>,
-    /// It waits for targets to come, and does not end with the last.
-    is_host: bool,
     commands: Sender<Command>,
     bell: Arc<Bell>,
     requests: Sender<Request>,
@@ -37,6 +38,10 @@ pub struct Pager {
     replacement: Mutex<Settings>,
     rate: Mutex<(Instant, u64, f64)>,
     estate: Option<Estate>,
+    trees: Trees,
+    next_tree: AtomicU32,
+    /// It serves on without processes.
+    stays: bool,
 }
 
 impl Pager {
@@ -48,9 +53,7 @@ impl Pager {
         crate::adopt::examine(pid)?;
         crate::doctor::usable_for(pid)?;
         let pager = Self::start(pid, None, options)?;
-        let (reply, answer) = channel();
-        let _ = pager.requests.send(Request::Adopt(pid, reply));
-        answer.recv().map_err(|_| Error::Ended(pid))??;
+        pager.adopt_tree(pid, true)?;
         Ok(pager)
     }
 
@@ -71,7 +74,7 @@ impl Pager {
     pub fn host(options: Options) -> Result<Self, Error> {
         crate::doctor::usable()?;
         let own = std::process::id().cast_signed();
-        Ok(Self { is_host: true, ..Self::start(own, None, options)? })
+        Ok(Self { stays: true, ..Self::start(own, None, options)? })
     }
 
     /// Manages what a process has handed over. The file that its missing pages are in is one that [`Options::store`] has.
@@ -118,6 +121,8 @@ impl Pager {
     ) -> Result<Self, Error> {
         crate::doctor::usable()?;
         let (root, estate, heirs) = remains.into_parts();
+        let is_daemon = estate.is_daemon();
+        let next_tree = heirs.iter().map(|heir| heir.found.tree.0 + 1).max().unwrap_or(0);
         let own = std::process::id().cast_signed();
         let inherited: Result<Vec<Inherited>, Error> = heirs.iter().map(Inherited::of).collect();
         let inherited = inherited?;
@@ -130,7 +135,10 @@ impl Pager {
         estate.set_pager(own, procfs::stat(own).map_or(0, |stat| stat.started));
         estate.set_local(local);
         estate.set_settings(replacement);
-        let pager = Self::begin(root, None, OnPagerDeath::HoldTarget, local, replacement, Some(estate), make)?;
+        let root = if is_daemon { 0 } else { root };
+        let mut pager = Self::begin(root, None, OnPagerDeath::HoldTarget, local, replacement, Some(estate), make)?;
+        pager.next_tree = AtomicU32::new(next_tree);
+        pager.stays = is_daemon;
         let _ = pager.requests.send(Request::TakeOver(inherited));
         Ok(pager)
     }
@@ -153,6 +161,7 @@ impl Pager {
         let bell = Arc::new(Bell::new().map_err(system("making an event descriptor"))?);
         let shared = Arc::new(Shared::default());
         let managed = Arc::new(Mutex::new(Vec::new()));
+        let trees = Trees::default();
         let (commands, orders) = channel();
         let (requests, inbox) = channel();
         let reports = requests.clone();
@@ -180,6 +189,7 @@ impl Pager {
             estate.as_ref().map(|estate| estate.vault().clone()),
             Arc::clone(&shared),
             Arc::clone(&managed),
+            trees.clone(),
         );
         thread::Builder::new()
             .name("watcher".into())
@@ -187,11 +197,10 @@ impl Pager {
             .map_err(system("starting the watcher thread"))?;
         let rate = Mutex::new((Instant::now(), 0, 0.0));
         let (released, replacement) = (AtomicBool::new(false), Mutex::new(replacement));
-        let is_host = false;
+        let next_tree = AtomicU32::new(0);
         Ok(Self {
             root,
             parent,
-            is_host,
             commands,
             bell,
             requests,
@@ -201,6 +210,9 @@ impl Pager {
             replacement,
             rate,
             estate,
+            trees,
+            next_tree,
+            stays: false,
         })
     }
 
@@ -287,9 +299,11 @@ impl Pager {
 
     /// Whether any managed or watched process is left.
     pub fn has_targets(&self) -> bool {
-        let released = self.released.load(Relaxed);
-        if released || self.is_host {
-            return !released;
+        if self.released.load(Relaxed) {
+            return false;
+        }
+        if self.stays {
+            return true;
         }
         let managed = self.managed.lock().is_ok_and(|pids| !pids.is_empty()) || self.shared.orphans.load(Relaxed) > 0;
         let alive = |pid| procfs::living_thread(pid).is_some();

@@ -20,6 +20,7 @@ mod restart;
 mod shared;
 mod stretch;
 mod sys;
+mod tally;
 mod target;
 mod watchdog;
 mod watcher;
@@ -29,6 +30,7 @@ pub use error::Error;
 pub use handle::Pager;
 pub use recording::{Recording, Windows};
 pub use remains::{Remains, can_take_over, has_lost_its_pager};
+pub use tally::TreeSnapshot;
 
 use spillway_core::policy::Settings;
 use spillway_store::vault::Vault;

@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use spillway_core::policy::Settings;
@@ -18,6 +19,7 @@ use crate::sys::agent::Memory;
 use crate::sys::fd::{Heard, receive_byte};
 use crate::sys::process::{pidfd_of_thread, take_fd, unread};
 use crate::sys::uffd::Uffd;
+use crate::tally::Tally;
 use crate::watcher::Inherited;
 use crate::{Local, procfs};
 
@@ -90,22 +92,54 @@ impl Remains {
     /// When it cannot be taken over, or need not be.
     pub fn find(pid: i32) -> Result<Option<Self>, Error> {
         let Some(vault) = agent_of(pid).and_then(|thread| vault_of(pid, thread)) else { return Ok(None) };
-        let estate = Estate::new(vault?);
+        Self::within(Estate::new(vault?), pid).map(Some)
+    }
+
+    /// What a daemon has left that was killed; none if none was, or nothing is left.
+    ///
+    /// # Errors
+    /// When it cannot be taken over.
+    pub fn of_daemon() -> Result<Option<Self>, Error> {
+        for pid in procfs::processes().unwrap_or_default() {
+            // One that cannot be read is nobody's whom this user could take over from.
+            let Some(Ok(vault)) = agent_of(pid).and_then(|thread| vault_of(pid, thread)) else { continue };
+            let estate = Estate::new(vault);
+            if !estate.is_daemon() || living_pager(&estate).is_some() {
+                continue;
+            }
+            match Self::within(estate, pid) {
+                // It ends just now, or what is written down is of others.
+                Err(Error::Foreign { .. }) if procfs::living_thread(pid).is_none() => {}
+                found => return found.map(Some),
+            }
+        }
+        Ok(None)
+    }
+
+    fn within(estate: Estate, pid: i32) -> Result<Self, Error> {
         if let Some(pager) = living_pager(&estate) {
             return Err(Error::Managed { pid, pager });
         }
-        let mut heirs = Vec::new();
+        let mut heirs: Vec<Heir> = Vec::new();
         for found in estate.targets() {
             let lives = procfs::stat(found.pid).is_ok_and(|stat| stat.started == found.started);
             if lives && procfs::is_agent(found.pid, found.thread) {
-                heirs.push(Heir::of(found)?);
+                let known = heirs.iter().map(|heir| &heir.tally).find(|tally| tally.tree == found.tree);
+                let tally = known.map_or_else(|| Tally::new(found.tree, found.root), Arc::clone);
+                heirs.push(Heir::of(found, tally)?);
             }
         }
         if heirs.is_empty() {
             return Err(Error::Foreign { pid, why: "it names no process that lives".into() });
         }
         let root = if heirs.iter().any(|heir| heir.found.pid == pid) { pid } else { heirs[0].found.pid };
-        Ok(Some(Self { root, estate, heirs }))
+        Ok(Self { root, estate, heirs })
+    }
+
+    /// The processes that wait.
+    #[must_use]
+    pub fn pids(&self) -> Vec<i32> {
+        self.heirs.iter().map(|heir| heir.found.pid).collect()
     }
 
     /// The pool's URL.
@@ -139,7 +173,7 @@ impl Remains {
 
 impl Heir {
     /// Takes what the agent keeps, and waits until it has nothing to do.
-    fn of(found: Found) -> Result<Self, Error> {
+    fn of(found: Found, tally: Arc<Tally>) -> Result<Self, Error> {
         let (pid, thread) = (found.pid, found.thread);
         let system = |error| Error::System { what: "taking a descriptor of the agent", error };
         let pidfd = pidfd_of_thread(thread).map_err(system)?;
@@ -154,7 +188,7 @@ impl Heir {
         await_idle(pid, thread, |number| take_fd(pidfd.as_fd(), number).ok())?;
         // What it has answered to the dead.
         while receive_byte(socket.as_fd()) == Heard::Byte {}
-        Ok(Self { agent: Agent::again(&found, socket, memory), uffd, found })
+        Ok(Self { agent: Agent::again(&found, socket, memory), uffd, found, tally })
     }
 }
 
@@ -184,6 +218,7 @@ impl Inherited {
         let copy = heir.uffd.borrow().try_clone_to_owned();
         let uffd = copy.map_err(|error| Error::System { what: "copying a descriptor", error })?.into();
         let Found { id: target, pid, started, thread: agent, .. } = heir.found;
-        Ok(Self { target, pid, started, agent, staging: heir.agent.staging_and_scratch(), uffd })
+        let tally = Arc::clone(&heir.tally);
+        Ok(Self { target, pid, started, agent, staging: heir.agent.staging_and_scratch(), uffd, tally })
     }
 }

@@ -35,6 +35,11 @@ impl Histogram {
         }
     }
 
+    /// How many there were.
+    pub fn count(&self) -> u64 {
+        self.buckets.iter().map(|bucket| bucket.load(Relaxed)).sum()
+    }
+
     /// The percentiles so far.
     pub fn times(&self) -> FaultTimes {
         let counts: Vec<u64> = self.buckets.iter().map(|bucket| bucket.load(Relaxed)).collect();

@@ -1,6 +1,7 @@
 //! One address space under management: its userfaultfd, its agent, and what is under way in it.
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::Arc;
 
 use spillway_core::evict::Run;
 use spillway_core::page::BufferIndex;
@@ -15,6 +16,7 @@ use crate::sys::fd::send_byte;
 use crate::sys::pagemap::Pagemap;
 use crate::sys::procmap::ProcMap;
 use crate::sys::uffd::Uffd;
+use crate::tally::Tally;
 
 /// A fault that could not be served at once.
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +52,10 @@ pub struct Target {
     pub id: TargetId,
     /// Its process, once known: a forked child's is not, until it is adopted.
     pub pid: i32,
+    /// What is told of the tree that it belongs to.
+    pub tally: Arc<Tally>,
+    /// Its tree is being let go: nothing of it is captured any more.
+    pub leaving: bool,
     /// Its userfaultfd.
     pub uffd: Uffd,
     /// Its page tables, once its process is known.
@@ -94,11 +100,13 @@ pub struct Target {
 }
 
 impl Target {
-    /// A target that nothing is known of but its userfaultfd.
-    pub fn new(id: TargetId, pid: i32, uffd: Uffd, agent: Option<Agent>) -> Self {
+    /// A target that nothing is known of but its userfaultfd and whose it is.
+    pub fn new(id: TargetId, pid: i32, uffd: Uffd, agent: Option<Agent>, tally: Arc<Tally>) -> Self {
         Self {
             id,
             pid,
+            tally,
+            leaving: false,
             uffd,
             pagemap: agent.as_ref().and_then(|agent| Pagemap::open(agent.pid).ok()),
             procmap: agent.as_ref().and_then(|agent| ProcMap::open(agent.pid).ok()),
@@ -182,7 +190,7 @@ impl Target {
 
     /// Whether pages of it may be captured after another look at its events.
     pub fn may_look(&self) -> bool {
-        self.agent.is_some() && self.flight == Flight::Idle
+        self.agent.is_some() && self.flight == Flight::Idle && !self.leaving
     }
 
     /// Whether its faults may be served now.

@@ -5,9 +5,10 @@
 //!
 //! [`looks`] says when and in what order; [`tree`] finds processes, [`process`] is what is known of one; [`adoption`] gives
 //! agents, [`mappings`] registers memory, [`forks`] follows forked children, [`handed`] takes in monitors that hand over their
-//! userfaultfd, [`release`] lets go of everything.
+//! userfaultfd, [`release`] lets go of everything, [`departure`] of one tree.
 
 mod adoption;
+mod departure;
 mod forks;
 mod handed;
 mod looks;
@@ -22,7 +23,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::Instant;
 
-use spillway_core::{Span, TargetId};
+use spillway_core::{Span, TargetId, TreeId};
 use spillway_store::vault::Vault;
 
 use crate::driver::{Command, Report};
@@ -34,9 +35,11 @@ use crate::shared::Shared;
 use crate::sys::fd::Bell;
 use crate::sys::sched;
 use crate::sys::uffd::Uffd;
+use crate::tally::{Tally, Trees};
 use crate::watchdog::Watchdog;
 use crate::{Local, OnPagerDeath};
 
+use departure::Leaving;
 use forks::Orphan;
 use looks::LOOK_SOONEST;
 use process::Process;
@@ -45,8 +48,15 @@ use process::Process;
 pub enum Request {
     /// Something from the fault thread.
     Report(Report),
-    /// Adopt this process now; the answer is sent back.
-    Adopt(i32, Sender<Result<(), Error>>),
+    /// Adopt this process with its descendants: now, or when they have grown. The answer is sent back.
+    Adopt {
+        /// What is told of them.
+        tally: Arc<Tally>,
+        /// Whether now.
+        at_once: bool,
+        /// For the answer.
+        reply: Sender<Result<(), Error>>,
+    },
     /// Watch these, whose agents were found, and look at all of their memory.
     TakeOver(Vec<Inherited>),
     /// Manage what a monitor has handed over; the answer is sent back.
@@ -55,6 +65,8 @@ pub enum Request {
     Budget(Local),
     /// Bring everything home and leave; progress and the answer are sent back.
     Release(Sender<Departure>),
+    /// The same for one tree.
+    LetGo(TreeId, Sender<Departure>),
 }
 
 /// What the watcher must know of a target that was taken over.
@@ -71,6 +83,8 @@ pub struct Inherited {
     pub staging: Span,
     /// Its userfaultfd.
     pub uffd: Uffd,
+    /// What is told of its tree.
+    pub tally: Arc<Tally>,
 }
 
 /// How far a release has come.
@@ -85,8 +99,15 @@ pub enum Departure {
 pub struct Watcher {
     /// The process whose descendants are watched; it is not watched itself.
     pub parent: Option<i32>,
-    /// Processes watched on their own account, with their descendants.
-    pub roots: Vec<i32>,
+    /// What is told of the descendants of [`Watcher::parent`].
+    first: Arc<Tally>,
+    /// Trees of which the first process lives.
+    roots: Vec<Arc<Tally>>,
+    /// All trees but that of the parent, for everyone to see.
+    pub trees: Trees,
+    leaving: Vec<Leaving>,
+    /// Processes that were let go, and when they were started: nobody's descendants any more.
+    let_go_of: HashMap<i32, u64>,
     /// What the agents do when this pager dies.
     pub on_pager_death: OnPagerDeath,
     /// The budget.
@@ -131,10 +152,15 @@ impl Watcher {
         vault: Option<Vault>,
         shared: Arc<Shared>,
         managed: Arc<std::sync::Mutex<Vec<i32>>>,
+        trees: Trees,
     ) -> Self {
         Self {
             parent,
+            first: Arc::default(),
             roots: Vec::new(),
+            trees,
+            leaving: Vec::new(),
+            let_go_of: HashMap::new(),
             on_pager_death,
             local,
             commands,
@@ -185,9 +211,8 @@ impl Watcher {
     fn answer(&mut self, request: Request) {
         match request {
             Request::Report(report) => self.take_note(report),
-            Request::Adopt(pid, reply) => {
-                self.roots.push(pid);
-                let _ = reply.send(self.adopt(pid, None).inspect(|()| self.read_mappings(pid)));
+            Request::Adopt { tally, at_once, reply } => {
+                let _ = reply.send(self.plant(&tally, at_once));
             }
             Request::TakeOver(inherited) => inherited.into_iter().for_each(|it| self.take_over(it)),
             Request::TakeIn(placed, reply) => {
@@ -195,6 +220,7 @@ impl Watcher {
             }
             Request::Budget(local) => self.local = local,
             Request::Release(reply) => self.release(&reply),
+            Request::LetGo(tree, reply) => self.let_go(tree, reply),
         }
     }
 
@@ -218,9 +244,9 @@ impl Watcher {
             Report::Removal(target, span, number) => {
                 self.removals.announced(target, span, number);
             }
-            Report::Forked { parent, child, uffd } => {
+            Report::Forked { parent, child, uffd, tally } => {
                 self.tree_at = None;
-                self.orphans.push(Orphan::new(child, parent, uffd, None));
+                self.orphans.push(Orphan::new(child, parent, uffd, None, tally));
                 self.tell_managed();
             }
             Report::Thread(target, thread) => {
@@ -235,6 +261,7 @@ impl Watcher {
                 self.lose_agent(target);
                 self.tree_at = None;
             }
+            Report::Buried(target) => self.send(Command::Reuse { target }),
         }
     }
 
@@ -271,6 +298,11 @@ impl Watcher {
         if let Ok(mut managed) = self.managed.lock() {
             *managed = pids;
         }
+        self.trees.each(|tree| {
+            let ours = self.processes.iter().filter(|(_, it)| it.target.is_some() && it.tally.tree == tree.tally.tree);
+            tree.pids = ours.map(|(&pid, _)| pid).collect();
+            tree.pids.sort_unstable();
+        });
         self.shared.orphans.store(self.orphans.len() as u64, Relaxed);
     }
 

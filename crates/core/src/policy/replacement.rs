@@ -85,6 +85,11 @@ impl Replacement {
         self.shares.push(Share::new(self.settings));
     }
 
+    /// A target under the identity of one that has ended.
+    pub(crate) fn renew_target(&mut self, target: TargetId) {
+        self.shares[target.0 as usize] = Share::new(self.settings);
+    }
+
     pub(crate) fn end_target(&mut self, target: TargetId) {
         self.shares[target.0 as usize] = Share::default();
     }

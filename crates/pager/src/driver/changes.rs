@@ -1,6 +1,7 @@
 //! What targets do to their own address spaces.
 
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 
 use spillway_core::mappings::BufferCopy;
 use spillway_core::{Address, Span, TargetId};
@@ -138,7 +139,7 @@ impl Driver {
 
     fn fork(&mut self, at: usize, uffd: Uffd) {
         let Some(target) = &self.targets[at] else { return };
-        let parent = target.id;
+        let (parent, tally, leaving) = (target.id, Arc::clone(&target.tally), target.leaving);
         self.hands.finish_reading(true, &mut self.core);
         // Parent and child can share what is in the store, and not what is in a buffer: those are copied, if need be.
         self.write_all();
@@ -150,8 +151,10 @@ impl Driver {
             self.hands.buffers.copy(from, to);
         }
         if let Ok(copy) = uffd.borrow().try_clone_to_owned() {
-            let _ = self.reports.send(Request::Report(Report::Forked { parent, child, uffd: copy.into() }));
+            let (tally, uffd) = (Arc::clone(&tally), copy.into());
+            let _ = self.reports.send(Request::Report(Report::Forked { parent, child, uffd, tally }));
         }
-        self.add(Target { parent: Some(parent), inherits: false, ..Target::new(child, 0, uffd, None) });
+        let target = Target::new(child, 0, uffd, None, tally);
+        self.add(Target { parent: Some(parent), inherits: false, leaving, ..target });
     }
 }

@@ -1,10 +1,11 @@
 //! What other threads ask of the fault thread, and what it tells them.
 
+use std::sync::Arc;
 use std::sync::mpsc::{Sender, TryRecvError};
 
 use spillway_core::pager::Budget;
 use spillway_core::policy::Settings;
-use spillway_core::{Address, Span, TargetId};
+use spillway_core::{Address, Span, TargetId, TreeId};
 use spillway_store::Handle;
 
 use super::Driver;
@@ -12,7 +13,9 @@ use super::release::Release;
 use crate::adopt::Agent;
 use crate::stretch::Stretch;
 use crate::sys::uffd::Uffd;
+use crate::tally::Tally;
 use crate::target::Target;
+use crate::watcher::Request;
 
 /// What other threads ask of this one.
 pub enum Command {
@@ -24,6 +27,8 @@ pub enum Command {
         uffd: Uffd,
         /// Its agent.
         agent: Agent,
+        /// What is told of its tree.
+        tally: Arc<Tally>,
         /// For the answer.
         reply: Sender<TargetId>,
     },
@@ -34,6 +39,8 @@ pub enum Command {
         pid: i32,
         /// Its userfaultfd.
         uffd: Uffd,
+        /// What is told of its tree.
+        tally: Arc<Tally>,
         /// For the answer.
         reply: Sender<TargetId>,
     },
@@ -116,9 +123,14 @@ pub enum Command {
         /// For the answer.
         reply: Sender<()>,
     },
-    /// The address space is gone.
+    /// The address space is gone. [`Report::Buried`] is the last that is told of it.
     Ended {
         /// Whose.
+        target: TargetId,
+    },
+    /// That was heard: its identity means nobody any more, and may be another's.
+    Reuse {
+        /// Which.
         target: TargetId,
     },
     /// A new budget.
@@ -129,6 +141,18 @@ pub enum Command {
     Release {
         /// For progress (pages still outside) and at last the agents.
         reply: Sender<Homeward>,
+    },
+    /// The same for one tree, while the others are served on.
+    Depart {
+        /// Which.
+        tree: TreeId,
+        /// As for [`Command::Release`].
+        reply: Sender<Homeward>,
+    },
+    /// Count the pages of each tree, into what is told of it; then answer.
+    Count {
+        /// For the answer.
+        reply: Sender<()>,
     },
 }
 
@@ -156,11 +180,15 @@ pub enum Report {
         child: TargetId,
         /// The child's userfaultfd.
         uffd: Uffd,
+        /// What is told of their tree.
+        tally: Arc<Tally>,
     },
     /// A thread of a forked child raised a fault: so this is whose address space it is.
     Thread(TargetId, i32),
     /// The agent of a target is gone: it ended, or called exec.
     AgentGone(TargetId),
+    /// Nothing more will be told of this target.
+    Buried(TargetId),
 }
 
 impl Driver {
@@ -178,22 +206,24 @@ impl Driver {
     fn carry_out(&mut self, command: Command) {
         (0..self.targets.len()).for_each(|at| self.settle_unmapped(at));
         match command {
-            Command::Add { pid, uffd, agent, reply } => {
+            Command::Add { pid, uffd, agent, tally, reply } => {
                 let id = self.core.add_target();
-                self.write_down(id, &agent);
-                self.add(Target::new(id, pid, uffd, Some(agent)));
+                self.write_down(id, &agent, &tally);
+                self.add(Target::new(id, pid, uffd, Some(agent), tally));
                 self.place_agents();
                 let _ = reply.send(id);
             }
-            Command::Hand { pid, uffd, reply } => {
-                let _ = reply.send(self.hand(pid, uffd));
+            Command::Hand { pid, uffd, tally, reply } => {
+                let _ = reply.send(self.hand(pid, uffd, tally));
             }
             Command::LayOut { target, span, first, reply } => {
                 self.lay_out(target, span, first);
                 let _ = reply.send(());
             }
             Command::Equip { target, agent } => {
-                self.write_down(target, &agent);
+                if let Some(tally) = self.target(target).map(|target| Arc::clone(&target.tally)) {
+                    self.write_down(target, &agent, &tally);
+                }
                 if let Some(target) = self.target(target) {
                     target.pid = agent.pid;
                     target.look_into(agent.pid);
@@ -242,12 +272,25 @@ impl Driver {
                 }
                 let slot = self.targets.get_mut(target.0 as usize).and_then(Option::take);
                 slot.into_iter().flat_map(|target| target.buffers).for_each(|b| self.core.return_buffer(b));
+                let _ = self.reports.send(Request::Report(Report::Buried(target)));
+            }
+            Command::Reuse { target } => {
+                // What is read for the old one must not end the record of a capture of the new one. And a trace names targets.
+                self.hands.finish_reading(true, &mut self.core);
+                if self.tape.is_none() && self.target(target).is_none() {
+                    self.core.reuse(target);
+                }
             }
             Command::Budget(budget) => self.core.set_budget(budget),
             Command::Replacement(settings) => self.core.set_replacement(settings),
             Command::Release { reply } => {
                 self.release = Some(Release { reply, budget: self.core.budget() });
                 self.core.set_budget(Budget::Pages(u64::MAX));
+            }
+            Command::Depart { tree, reply } => self.depart(tree, reply),
+            Command::Count { reply } => {
+                self.count_trees();
+                let _ = reply.send(());
             }
         }
         self.core.restock();

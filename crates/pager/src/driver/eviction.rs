@@ -12,6 +12,7 @@ use super::{Driver, RETRY_NS};
 use crate::estate::Stage;
 use crate::sys::agent::BATCH_PAGES;
 use crate::sys::clock::now_ns;
+use crate::tally::Tally;
 use crate::target::{Flight, Target};
 
 /// How far faults may go past the budget at a time, while nothing can be captured.
@@ -92,7 +93,7 @@ impl Driver {
         let may = |id: TargetId| targets[id.0 as usize].as_ref().is_some_and(Target::may_capture);
         let whose = self.core.next_capture(most, may, &mut runs);
         let Some(at) = whose.map(|id| id.0 as usize).filter(|&at| self.targets[at].is_some()) else {
-            let unswept = |target: &Target| target.agent.is_some() && !target.may_capture();
+            let unswept = |it: &Target| it.agent.is_some() && !it.leaving && !it.may_capture();
             if self.targets.iter().flatten().any(unswept) {
                 (0..WRITES_PER_TURN).take_while(|_| self.write_one(true)).count();
                 self.awaits_agent = self.targets.iter().flatten().any(|target| target.flight != Flight::Idle);
@@ -223,6 +224,7 @@ impl Driver {
         }
         drop(buffers);
         target.runs.clear();
+        Tally::add(&target.tally.evicted_pages, captured);
         let elsewhere = self.placement.may_share_with(self.hands.reader.thread(), &self.shared);
         self.hands.begin_reading(target.id, agent, elsewhere, &self.core);
         self.hands.finish_reading(false, &mut self.core);

@@ -1,18 +1,21 @@
 //! Memory that was handed over with its userfaultfd: pages that are in the store before anything of it was touched.
 
+use std::sync::Arc;
+
 use spillway_core::{Span, TargetId};
 use spillway_store::Handle;
 
 use super::Driver;
 use super::hands::to_bits;
 use crate::sys::uffd::Uffd;
+use crate::tally::Tally;
 use crate::target::Target;
 
 impl Driver {
     /// A target that has made its userfaultfd itself. Its messages are read once it is known where its pages are.
-    pub(super) fn hand(&mut self, pid: i32, uffd: Uffd) -> TargetId {
+    pub(super) fn hand(&mut self, pid: i32, uffd: Uffd, tally: Arc<Tally>) -> TargetId {
         let id = self.core.add_target();
-        self.add(Target { handed: true, inherits: false, ..Target::new(id, pid, uffd, None) });
+        self.add(Target { handed: true, inherits: false, ..Target::new(id, pid, uffd, None, tally) });
         id
     }
 

@@ -14,6 +14,7 @@ use spillway_store::{Completion, Got, Store, StoreError, Urgency};
 use super::Driver;
 use super::hands::{index, pages, to_bits, to_handle};
 use crate::sys::clock::now_ns;
+use crate::tally::Tally;
 use crate::target::Waiting;
 
 /// Fetches under way at once, each of a block at most. More faults than that wait for the first to end.
@@ -263,6 +264,9 @@ impl Driver {
         if served && let Some(fault) = journey.fault {
             let served_ns = now_ns();
             self.shared.histogram.record(served_ns - fault.since_ns);
+            if let Some(target) = &self.targets[journey.target.0 as usize] {
+                target.tally.histogram.record(served_ns - fault.since_ns);
+            }
             if let Some(tape) = &mut self.tape {
                 let (address, page) = (fault.address, journey.page.plus(fault.address.pages_since(journey.address)));
                 tape.fault(Plan::Fetch { address, page, pages: 1, asked: 0 }, fault, served_ns);
@@ -311,8 +315,11 @@ impl Driver {
         let plan = self.core.shorten(plan, clear as u64);
         let first = at * BLOCK + from;
         let outcome = target.uffd.copy(address, &self.journeys.blocks[first..first + clear]);
+        Tally::add(&target.tally.fetched_pages, outcome.done);
         if outcome.stop == Some(Stop::NoMemory) {
+            let tree = target.tally.tree;
             self.stay();
+            self.stay_on(tree);
         }
         if faults {
             let served = self.core.installed(plan, outcome);

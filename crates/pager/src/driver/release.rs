@@ -11,13 +11,23 @@ use super::{Driver, Homeward};
 use crate::adopt::Agent;
 use crate::procfs;
 use crate::stretch::room_behind;
-use crate::target::Flight;
+use crate::target::{Flight, Target};
 
 /// A release under way.
 pub(super) struct Release {
     pub(super) reply: Sender<Homeward>,
     /// The budget to return to when it fails.
     pub(super) budget: Budget,
+}
+
+/// Whether what is lost is poisoned.
+pub(super) enum Poisoned {
+    /// All of it.
+    All,
+    /// Mappings are changing.
+    Later,
+    /// The target may not have so much memory.
+    NoRoom,
 }
 
 impl Driver {
@@ -35,10 +45,12 @@ impl Driver {
             return;
         }
         if outside.is_empty() {
-            if !self.poison_lost() {
-                return;
+            match self.poison_lost(|_| true) {
+                Poisoned::All => {}
+                Poisoned::Later => return,
+                Poisoned::NoRoom => return self.stay(),
             }
-            let agents = self.let_go();
+            let agents = self.let_go(|_| true);
             let _ = reply.send(Homeward::Done(agents));
             self.release = None;
             return;
@@ -71,22 +83,19 @@ impl Driver {
         }
     }
 
-    /// Without a pager, what is lost would read as zeros, unless it is poisoned. False when that cannot be done now.
-    fn poison_lost(&mut self) -> bool {
-        for target in self.targets.iter().flatten() {
+    /// Without a pager, what is lost would read as zeros, unless it is poisoned.
+    pub(super) fn poison_lost(&self, whose: impl Fn(&Target) -> bool) -> Poisoned {
+        for target in self.targets.iter().flatten().filter(|target| whose(target)) {
             for address in self.core.lost_in(target.id) {
                 match target.uffd.poison(address).stop {
-                    Some(Stop::Changing) => return false,
-                    Some(Stop::NoMemory) => {
-                        self.stay();
-                        return false;
-                    }
+                    Some(Stop::Changing) => return Poisoned::Later,
+                    Some(Stop::NoMemory) => return Poisoned::NoRoom,
                     // What is there needs none, and what is gone neither.
                     Some(Stop::Exists | Stop::Gone) | None => {}
                 }
             }
         }
-        true
+        Poisoned::All
     }
 
     /// A release failed: everything stays managed, under the budget that it had.
@@ -97,9 +106,11 @@ impl Driver {
         }
     }
 
-    fn let_go(&mut self) -> Vec<Agent> {
+    /// Nothing of these targets is outside: they are what they were without us, but for their agents.
+    pub(super) fn let_go(&mut self, whose: impl Fn(&Target) -> bool) -> Vec<Agent> {
         let mut agents = Vec::new();
-        for target in self.targets.iter_mut().filter_map(Option::take) {
+        let gone = self.targets.iter_mut().filter_map(|slot| slot.take_if(|target| whose(target)));
+        for target in gone.collect::<Vec<_>>() {
             let spans = neighbours_joined(self.core.regions().of(target.id).map(|region| region.span).collect());
             // Where its process is not known, they end where they are known to end.
             let mappings = procfs::mappings(target.pid).unwrap_or_default();
@@ -117,7 +128,9 @@ impl Driver {
             }
             agents.extend(target.agent);
         }
-        self.placement.settle(&self.shared);
+        if self.targets.iter().all(Option::is_none) {
+            self.placement.settle(&self.shared);
+        }
         agents
     }
 }

@@ -22,6 +22,7 @@ use crate::shared::Shared;
 use crate::sys::fd::Bell;
 use crate::sys::message::MESSAGES;
 use crate::sys::uffd::{Message, Uffd};
+use crate::tally::Tally;
 use crate::target::Target;
 use crate::watcher::Request;
 
@@ -33,6 +34,8 @@ pub struct Heir {
     pub agent: Agent,
     /// Its userfaultfd.
     pub uffd: Uffd,
+    /// What is told of its tree.
+    pub tally: Arc<Tally>,
 }
 
 impl Driver {
@@ -69,6 +72,7 @@ impl Driver {
         let known: Vec<TargetId> = heirs.iter().map(|heir| heir.found.id).collect();
         for id in (0..driver.core.targets()).map(TargetId).filter(|id| !known.contains(id)) {
             driver.core.ended(id);
+            driver.core.reuse(id);
         }
         for heir in heirs.into_iter().filter(|heir| heir.found.id.0 < driver.core.targets()).collect::<Vec<_>>() {
             driver.take_up(heir);
@@ -80,10 +84,10 @@ impl Driver {
         Ok(driver)
     }
 
-    fn take_up(&mut self, Heir { found, agent, uffd }: Heir) {
+    fn take_up(&mut self, Heir { found, agent, uffd, tally }: Heir) {
         let id = found.id;
-        let target = Target { doubtful: true, staged: true, ..Target::new(id, found.pid, uffd, Some(agent)) };
-        self.add(target);
+        let target = Target::new(id, found.pid, uffd, Some(agent), tally);
+        self.add(Target { doubtful: true, staged: true, ..target });
         self.collect_again(&found);
         let pending: Vec<Span> =
             self.core.pending_unmapped().iter().filter(|(of, _)| *of == id).map(|(_, span)| *span).collect();
@@ -158,10 +162,10 @@ impl Driver {
     }
 
     /// Writes down whose agent this is.
-    pub(super) fn write_down(&mut self, id: TargetId, agent: &Agent) {
+    pub(super) fn write_down(&mut self, id: TargetId, agent: &Agent, tally: &Tally) {
         let Some(estate) = &self.hands.estate else { return };
         let started = crate::procfs::stat(agent.pid).map_or(0, |stat| stat.started);
-        if !estate.add(id, agent, started) {
+        if !estate.add(id, agent, started, tally) {
             // Nobody could take over all of it.
             self.core.forsake();
         }

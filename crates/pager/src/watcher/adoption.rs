@@ -1,5 +1,6 @@
 //! Which processes get an agent, and what becomes of a process that has lost it.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
@@ -18,6 +19,7 @@ use crate::procfs;
 use crate::sys::pagemap::Pagemap;
 use crate::sys::process::share_memory;
 use crate::sys::ptrace::Seized;
+use crate::tally::Tally;
 use crate::{Local, OnPagerDeath};
 
 /// A process smaller than this is never worth an agent: 8 MiB.
@@ -50,6 +52,7 @@ impl Watcher {
             .processes
             .iter()
             .filter(|(_, process)| process.target.is_none() && !process.refused && process.handed.is_none())
+            .filter(|(_, process)| !self.is_leaving(process.tally.tree))
             .map(|(&pid, _)| pid)
             .collect();
         let large = |pid: &i32| procfs::size(*pid).is_ok_and(|size| size.anonymous_pages >= least);
@@ -88,7 +91,7 @@ impl Watcher {
     /// A forked child can be seen once the event of the fork has been read, and the report of it comes later, when the fault
     /// thread has divided what was evicted. Adopted before as if it were nobody's, the child would get a second userfaultfd,
     /// which none of its memory is registered with: it would be served, and never evicted.
-    fn hear_of_forks(&mut self) {
+    pub(super) fn hear_of_forks(&mut self) {
         let (reply, answer) = channel();
         self.send(Command::Answer { reply });
         let _ = answer.recv();
@@ -124,11 +127,12 @@ impl Watcher {
             }
         };
         let staging = agent.staging_and_scratch();
+        let tally = self.tally_of(pid, forked);
         let target = match (fresh, forked) {
             (Some(uffd), _) => {
                 let copy = uffd.borrow().try_clone_to_owned().map_err(system)?;
                 let (reply, answer) = channel();
-                self.send(Command::Add { pid, uffd, agent, reply });
+                self.send(Command::Add { pid, uffd, agent, tally: Arc::clone(&tally), reply });
                 let target = answer.recv().map_err(|_| Error::Ended(pid))?;
                 self.uffds.push((target, copy.into()));
                 target
@@ -142,7 +146,7 @@ impl Watcher {
             (None, None) => return Err(Error::Ended(pid)),
         };
         let started = procfs::stat(pid).map_or(0, |stat| stat.started);
-        let process = self.processes.entry(pid).or_insert_with(|| Process::new(started));
+        let process = self.processes.entry(pid).or_insert_with(|| Process::new(started, tally));
         process.target = Some(target);
         process.pagemap = Some(pagemap);
         process.staging = Some(staging);
@@ -153,11 +157,22 @@ impl Watcher {
         Ok(())
     }
 
+    /// What is told of the tree that a process is of: of which it is the root, or that it is known to be of.
+    pub(super) fn tally_of(&self, pid: i32, forked: Option<usize>) -> Arc<Tally> {
+        let known = self.processes.get(&pid).map(|process| &process.tally);
+        let forked = || forked.map(|at| &self.orphans[at].tally);
+        let root = || self.roots.iter().find(|root| root.root.0 == pid);
+        Arc::clone(known.or_else(forked).or_else(root).unwrap_or(&self.first))
+    }
+
     /// A target that another pager has left behind.
     pub(super) fn take_over(&mut self, inherited: Inherited) {
-        let Inherited { target, pid, started, agent, staging, uffd } = inherited;
-        self.roots.push(pid);
-        let process = self.processes.entry(pid).or_insert_with(|| Process::new(started));
+        let Inherited { target, pid, started, agent, staging, uffd, tally } = inherited;
+        let process = self.processes.entry(pid).or_insert_with(|| Process::new(started, Arc::clone(&tally)));
+        if !self.roots.iter().any(|root| root.tree == tally.tree) {
+            self.roots.push(Arc::clone(&tally));
+            self.trees.add(tally);
+        }
         process.target = Some(target);
         process.pagemap = Pagemap::open(pid).ok();
         process.staging = Some(staging);
@@ -189,10 +204,11 @@ impl Watcher {
             return self.end_target(target);
         }
         let (_, uffd) = self.uffds.swap_remove(at);
+        let tally = pid.map_or_else(|| Arc::clone(&self.first), |pid| self.tally_of(pid, None));
         if let Some(process) = pid.and_then(|pid| self.processes.get_mut(&pid)) {
             process.target = None;
         }
-        self.orphans.push(Orphan::new(target, target, uffd, pid));
+        self.orphans.push(Orphan::new(target, target, uffd, pid, tally));
         self.tell_managed();
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! A child is served from its fork on, before it is known which process it is. Until then it is an [`Orphan`].
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use spillway_core::{Address, PAGE_BYTES_U64, Span, TargetId};
@@ -13,6 +14,7 @@ use crate::error::Error;
 use crate::procfs::{self, Size};
 use crate::sys::process::share_memory;
 use crate::sys::uffd::Uffd;
+use crate::tally::Tally;
 
 /// A forked child that lives longer gets an agent, which keeps its userfaultfd open should this pager die. Most forked
 /// children call exec at once and are never worth it.
@@ -32,13 +34,15 @@ pub(super) struct Orphan {
     pub(super) pid: Option<i32>,
     since: Instant,
     refused: bool,
+    /// What is told of its tree.
+    pub(super) tally: Arc<Tally>,
     /// Processes that turned out not to be it.
     strangers: Vec<i32>,
 }
 
 impl Orphan {
-    pub(super) fn new(target: TargetId, parent: TargetId, uffd: Uffd, pid: Option<i32>) -> Self {
-        Self { target, parent, uffd, pid, since: Instant::now(), refused: false, strangers: Vec::new() }
+    pub(super) fn new(target: TargetId, parent: TargetId, uffd: Uffd, pid: Option<i32>, tally: Arc<Tally>) -> Self {
+        Self { target, parent, uffd, pid, since: Instant::now(), refused: false, tally, strangers: Vec::new() }
     }
 
     /// It would not stop now.
@@ -104,7 +108,7 @@ impl Watcher {
     /// Forked children that stay get an agent.
     pub(super) fn keep_orphans(&mut self) {
         let due = |orphan: &Orphan| orphan.pid.is_some() && !orphan.refused && orphan.since.elapsed() >= KEEP_AFTER;
-        while let Some(at) = self.orphans.iter().position(due) {
+        while let Some(at) = self.orphans.iter().position(|it| due(it) && !self.is_leaving(it.tally.tree)) {
             let Some(pid) = self.orphans[at].pid else { return };
             let target = self.orphans[at].target;
             let adopted = self.adopt(pid, Some(at));

@@ -2,6 +2,7 @@
 //!
 //! Nothing but that memory is managed in them, nor are their children: their userfaultfd tells too little of the rest.
 
+use std::sync::Arc;
 use std::sync::mpsc::channel;
 
 use spillway_core::{PAGE_BYTES_U64, Span, TargetId};
@@ -18,6 +19,7 @@ use crate::procfs;
 use crate::stretch::Stretch;
 use crate::sys::pagemap::Pagemap;
 use crate::sys::uffd::Uffd;
+use crate::tally::Tally;
 
 /// Pages laid out between two looks of the fault thread at faults: a fraction of a millisecond.
 const LAY_OUT_PAGES: u64 = 4096;
@@ -34,17 +36,25 @@ impl Watcher {
         }
         let memory: Vec<Span> = regions.iter().map(|region| region.span).collect();
         let copy = uffd.again().map_err(|error| Error::System { what: "copying a descriptor", error })?;
-        let target = self.lay_out(pid, uffd, &regions, image.as_ref())?;
-        let mut process = Process::new(procfs::stat(pid).map_or(0, |stat| stat.started));
+        let tally = self.tally_of(pid, None);
+        let target = self.lay_out(pid, uffd, &tally, &regions, image.as_ref())?;
+        let mut process = Process::new(procfs::stat(pid).map_or(0, |stat| stat.started), Arc::clone(&tally));
         process.handed = Some(memory);
         self.processes.insert(pid, process);
-        self.orphans.push(Orphan::new(target, target, copy, Some(pid)));
+        self.orphans.push(Orphan::new(target, target, copy, Some(pid), tally));
         let adopted = self.adopt(pid, Some(self.orphans.len() - 1));
         self.settle_handed(target, pid, adopted)
     }
 
     /// Makes it a target, and tells the fault thread where its pages are. Until then none of its faults is read.
-    fn lay_out(&self, pid: i32, uffd: Uffd, regions: &[Region], image: Option<&Image>) -> Result<TargetId, Error> {
+    fn lay_out(
+        &self,
+        pid: i32,
+        uffd: Uffd,
+        tally: &Arc<Tally>,
+        regions: &[Region],
+        image: Option<&Image>,
+    ) -> Result<TargetId, Error> {
         // From now on a page can only come by a fault: what is not there now is nowhere but in the image.
         let registering = |error| Error::System { what: "registering the memory that was handed over", error };
         regions.iter().try_for_each(|region| uffd.register(region.span)).map_err(registering)?;
@@ -55,7 +65,7 @@ impl Watcher {
         scanned.map_err(opening)?;
 
         let (reply, answer) = channel();
-        self.send(Command::Hand { pid, uffd, reply });
+        self.send(Command::Hand { pid, uffd, tally: Arc::clone(tally), reply });
         let target = answer.recv().map_err(|_| Error::Ended(pid))?;
         let stretches = regions.iter().map(|region| Stretch { mappings: vec![region.span], end: region.span.end });
         let (reply, answer) = channel();

@@ -39,6 +39,7 @@ impl Watcher {
             self.tree_at = Some(now);
             self.walk_tree();
             self.bury_orphans();
+            self.end_trees();
         }
         let pids: Vec<i32> = self.processes.keys().copied().collect();
         let (mut unmanaged_pages, mut changed) = (0, false);
@@ -72,6 +73,7 @@ impl Watcher {
             }
         }
         self.keep_orphans();
+        self.tend_departures();
         let_go_of_left();
         changed |= self.adopt_the_grown(unmanaged_pages);
         self.settle_removals();
@@ -85,7 +87,7 @@ impl Watcher {
 
     /// Soon while something changes, or while what is left of the budget could be touched soon.
     fn next_look(&self, unmanaged_pages: u64, changed: bool) -> Duration {
-        if changed || self.removals.are_waiting() {
+        if changed || self.removals.are_waiting() || !self.leaving.is_empty() {
             return LOOK_SOONEST;
         }
         let idle = self.shared.idle.load(Relaxed);

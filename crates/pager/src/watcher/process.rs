@@ -1,5 +1,6 @@
 //! What is known of one process.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use spillway_core::{Span, TargetId};
@@ -8,6 +9,7 @@ use crate::adopt;
 use crate::procfs::{self, Size};
 use crate::sys::pagemap::Pagemap;
 use crate::sys::ptrace::Seized;
+use crate::tally::Tally;
 
 /// How often it is looked whether a debugger traces a target.
 const TRACER_EVERY: Duration = Duration::from_millis(100);
@@ -15,6 +17,8 @@ const TRACER_EVERY: Duration = Duration::from_millis(100);
 /// What is known of a process.
 pub(super) struct Process {
     pub(super) started: u64,
+    /// What is told of its tree.
+    pub(super) tally: Arc<Tally>,
     pub(super) target: Option<TargetId>,
     pub(super) pagemap: Option<Pagemap>,
     /// Its agent's thread,
@@ -40,9 +44,10 @@ pub(super) struct Process {
 }
 
 impl Process {
-    pub(super) fn new(started: u64) -> Self {
+    pub(super) fn new(started: u64, tally: Arc<Tally>) -> Self {
         Self {
             started,
+            tally,
             target: None,
             pagemap: None,
             agent: 0,

@@ -1,27 +1,36 @@
 //! The process tree: who appeared, and who ended.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::Watcher;
 use super::process::Process;
 use crate::adopt;
 use crate::procfs;
+use crate::tally::Tally;
 
 impl Watcher {
     /// Finds descendants, and forgets who ended.
     pub(super) fn walk_tree(&mut self) {
-        let mut queue: Vec<i32> = self.roots.clone();
         let own = std::process::id().cast_signed();
+        let mut queue: Vec<(i32, Arc<Tally>)> = Vec::new();
         if let Some(parent) = self.parent {
-            queue.extend(procfs::children(parent).unwrap_or_default());
+            let children = procfs::children(parent).unwrap_or_default();
+            queue.extend(children.into_iter().map(|pid| (pid, Arc::clone(&self.first))));
         }
-        queue.extend(self.processes.keys());
+        // What is known comes before who is found to be its child: a tree may begin within another.
+        queue.extend(self.roots.iter().map(|tally| (tally.root.0, Arc::clone(tally))));
+        queue.extend(self.processes.iter().map(|(&pid, process)| (pid, Arc::clone(&process.tally))));
+        self.let_go_of.retain(|&pid, started| procfs::stat(pid).is_ok_and(|stat| stat.started == *started));
         let mut seen = HashSet::new();
-        while let Some(pid) = queue.pop() {
-            if pid == own || !seen.insert(pid) {
+        let roots: HashMap<i32, Arc<Tally>> =
+            self.roots.iter().map(|tally| (tally.root.0, Arc::clone(tally))).collect();
+        while let Some((pid, tally)) = queue.pop() {
+            if pid == own || self.let_go_of.contains_key(&pid) || !seen.insert(pid) {
                 continue;
             }
+            let tally = roots.get(&pid).cloned().unwrap_or(tally);
             let Ok(stat) = procfs::stat(pid) else { continue };
             if procfs::living_thread(pid).is_none() {
                 continue;
@@ -29,7 +38,12 @@ impl Watcher {
             if !self.processes.contains_key(&pid) {
                 self.tree_changed_at = Some(Instant::now());
             }
-            let known = self.processes.entry(pid).or_insert_with(|| Process::new(stat.started));
+            let reused = tally.root.0 == pid && tally.root.1 != stat.started;
+            if reused && !self.processes.contains_key(&pid) {
+                continue;
+            }
+            let known = self.processes.entry(pid).or_insert_with(|| Process::new(stat.started, tally));
+            let tally = Arc::clone(&known.tally);
             if known.started != stat.started {
                 // Another process under the same number, and none of ours unless its parent is.
                 let target = known.target;
@@ -38,12 +52,14 @@ impl Watcher {
                 continue;
             }
             if known.handed.is_none() {
-                queue.extend(procfs::children(pid).unwrap_or_default());
+                let children = procfs::children(pid).unwrap_or_default();
+                queue.extend(children.into_iter().map(|child| (child, Arc::clone(&tally))));
             }
         }
         let gone: Vec<i32> =
             self.processes.keys().copied().filter(|pid| procfs::living_thread(*pid).is_none()).collect();
         gone.into_iter().for_each(|pid| self.forget(pid));
+        self.roots.retain(|root| self.processes.contains_key(&root.root.0));
         self.match_orphans();
     }
 
@@ -57,7 +73,7 @@ impl Watcher {
         if let Some(target) = self.processes.remove(&pid).and_then(|process| process.target) {
             self.end_target(target);
         }
-        self.roots.retain(|root| *root != pid);
+        self.roots.retain(|root| root.root.0 != pid);
         self.tell_managed();
     }
 }

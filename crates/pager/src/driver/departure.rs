@@ -1,0 +1,192 @@
+//! Letting one tree of several go, while the others are served on.
+//!
+//! Its pages come home a few at a time between faults. They count as lent: nobody else's leave to make room for them, and
+//! when the tree is gone, so are they.
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::Sender;
+
+use spillway_core::page::State;
+use spillway_core::pager::{Plan, Served, Stop};
+use spillway_core::{Address, PageIndex, Span, TargetId, TreeId};
+use spillway_store::Urgency;
+
+use super::release::Poisoned;
+use super::{Driver, Homeward, RETRY_NS};
+use crate::target::{Flight, Target};
+
+/// Pages that are brought home between two looks for faults: a few blocks, so that a fault waits for no more than that.
+const PAGES_PER_TURN: usize = 64;
+/// And how much of the table may be looked at for them, in chunks.
+const CHUNKS_PER_TURN: usize = 16;
+
+/// A tree that is let go.
+pub(super) struct Leaving {
+    tree: TreeId,
+    reply: Sender<Homeward>,
+    /// Where the pass over its pages stands; none before its first target.
+    at: Option<(TargetId, Address)>,
+    /// This pass has found a page outside.
+    found: bool,
+    /// Nothing could be brought home the last time: it is tried again by the clock.
+    rests: bool,
+    /// Pages that came home, beyond the budget.
+    lent: u64,
+}
+
+impl Driver {
+    /// From now on `tree` is on its way out.
+    pub(super) fn depart(&mut self, tree: TreeId, reply: Sender<Homeward>) {
+        self.mark_leaving(tree, true);
+        self.leaving.push(Leaving { tree, reply, at: None, found: false, rests: false, lent: 0 });
+    }
+
+    fn mark_leaving(&mut self, tree: TreeId, leaving: bool) {
+        self.targets.iter_mut().flatten().filter(|it| it.tally.tree == tree).for_each(|it| it.leaving = leaving);
+    }
+
+    /// How soon there is something to do for trees that leave.
+    pub(super) fn until_homeward(&self) -> Option<u64> {
+        let leaving = self.leaving.first()?;
+        let tree = leaving.tree;
+        let busy = self.targets.iter().flatten().any(|it| it.tally.tree == tree && it.flight != Flight::Idle);
+        // A busy agent is heard of.
+        (!busy && self.release.is_none()).then_some(if leaving.rests { RETRY_NS } else { 0 })
+    }
+
+    /// Brings a few pages of the first tree home that leaves, and lets go of it when none is left outside.
+    pub(super) fn bring_some_home(&mut self) {
+        if self.until_homeward().is_none() {
+            return;
+        }
+        let mut leaving = self.leaving.swap_remove(0);
+        let mut outside = Vec::with_capacity(PAGES_PER_TURN);
+        if self.look_for(&mut leaving, &mut outside) {
+            match self.poison_lost(|it| it.tally.tree == leaving.tree) {
+                Poisoned::Later => leaving.rests = true,
+                Poisoned::NoRoom => return self.stays(&leaving),
+                Poisoned::All => {
+                    // Nothing that is being read may be of a target that is gone.
+                    self.hands.finish_reading(true, &mut self.core);
+                    let agents = self.let_go(|it| it.tally.tree == leaving.tree);
+                    let _ = leaving.reply.send(Homeward::Done(agents));
+                    return self.lend();
+                }
+            }
+        } else if !outside.is_empty() {
+            leaving.found = true;
+            let before = self.core.local_pages();
+            // Its own pages wait for no room.
+            self.core.lend(u64::MAX / 2);
+            let (came, stays) = self.install_outside(&outside);
+            leaving.lent += self.core.local_pages().saturating_sub(before);
+            leaving.rests = !came;
+            let _ = leaving.reply.send(Homeward::Left(self.outside_pages(leaving.tree)));
+            if stays {
+                return self.stays(&leaving);
+            }
+        }
+        self.leaving.insert(0, leaving);
+        self.lend();
+    }
+
+    /// Looks on for pages outside; true when a whole pass has found none.
+    fn look_for(&self, leaving: &mut Leaving, outside: &mut Vec<(TargetId, Address, PageIndex)>) -> bool {
+        for _ in 0..CHUNKS_PER_TURN {
+            let ids = || self.members(leaving.tree).map(|target| target.id);
+            let (id, from) = match leaving.at {
+                Some((id, from)) => (id, from),
+                None => match ids().next() {
+                    Some(first) => (first, Address(0)),
+                    None => return true,
+                },
+            };
+            leaving.at = match self.core.outside_of(id, from, PAGES_PER_TURN, outside) {
+                Some(next) => Some((id, next)),
+                None => ids().find(|next| *next > id).map(|next| (next, Address(0))),
+            };
+            if !outside.is_empty() {
+                return false;
+            }
+            if leaving.at.is_none() && !std::mem::take(&mut leaving.found) {
+                return true;
+            }
+        }
+        false
+    }
+
+    fn members(&self, tree: TreeId) -> impl Iterator<Item = &Target> {
+        self.targets.iter().flatten().filter(move |target| target.tally.tree == tree)
+    }
+
+    fn outside_pages(&self, tree: TreeId) -> u64 {
+        let held = self.members(tree).map(|target| self.core.held_by(target.id));
+        held.map(|(mapped, used)| used - mapped).sum()
+    }
+
+    /// Installs what is outside: whether anything came or changed, and whether the target may not have so much memory.
+    fn install_outside(&mut self, outside: &[(TargetId, Address, PageIndex)]) -> (bool, bool) {
+        let mut came = false;
+        for &(id, address, page) in outside {
+            // A block may have brought it home meanwhile.
+            let there = [State::Mapped, State::Untouched, State::Lost, State::Fetching];
+            if there.contains(&self.core.state_of(page)) {
+                continue;
+            }
+            let at = id.0 as usize;
+            let Some(target) = self.targets[at].as_ref().filter(|target| target.may_serve()) else { continue };
+            if !self.journeys.have_room() {
+                break;
+            }
+            let plan = self.core.fault(id, address);
+            let performed = match plan {
+                Plan::Fetch { .. } => self.fetch(at, plan, None, Urgency::Prefetch),
+                _ => Some(self.hands.perform(plan, true, target, &mut self.core)),
+            };
+            let (Some((plan, outcome)), Some(target)) = (performed, &self.targets[at]) else { continue };
+            let served = self.core.installed(plan, outcome);
+            came |= outcome.done > 0 || served != Served::Later;
+            if served == Served::Later && outcome.stop == Some(Stop::NoMemory) {
+                return (came, true);
+            }
+            if outcome.stop == Some(Stop::Exists) {
+                let _ = target.uffd.wake(Span::of_pages(address, 1));
+            }
+        }
+        (came, false)
+    }
+
+    /// Letting go of `tree`, if that is under way, has failed.
+    pub(super) fn stay_on(&mut self, tree: TreeId) {
+        if let Some(at) = self.leaving.iter().position(|leaving| leaving.tree == tree) {
+            let leaving = self.leaving.swap_remove(at);
+            self.stays(&leaving);
+        }
+    }
+
+    fn stays(&mut self, leaving: &Leaving) {
+        self.mark_leaving(leaving.tree, false);
+        let _ = leaving.reply.send(Homeward::NoRoom(self.outside_pages(leaving.tree)));
+        self.lend();
+    }
+
+    fn lend(&mut self) {
+        self.core.lend(self.leaving.iter().map(|leaving| leaving.lent).sum());
+    }
+
+    /// Counts the pages of each tree.
+    pub(super) fn count_trees(&self) {
+        let mut sums: HashMap<TreeId, (u64, u64)> = HashMap::new();
+        for target in self.targets.iter().flatten() {
+            let (mapped, used) = self.core.held_by(target.id);
+            let sum = sums.entry(target.tally.tree).or_default();
+            *sum = (sum.0 + mapped, sum.1 + used);
+        }
+        for target in self.targets.iter().flatten() {
+            let (mapped, used) = sums[&target.tally.tree];
+            target.tally.mapped_pages.store(mapped, Relaxed);
+            target.tally.used_pages.store(used, Relaxed);
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! What a pager tells of each tree of processes that it serves.
+//!
+//! A tree is a process that was adopted on its own account, with its descendants. Each address space of it counts here; its
+//! numbers are written by the fault thread alone, and read by anyone.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use spillway_core::{PAGE_BYTES_U64, TreeId};
+
+use crate::FaultTimes;
+use crate::shared::Histogram;
+
+/// How long a tree whose processes have ended is remembered, so that whoever waited for its end can ask for its numbers.
+const REMEMBERED_FOR: Duration = Duration::from_secs(60);
+
+/// Numbers of one tree.
+#[derive(Default)]
+pub struct Tally {
+    /// Whose.
+    pub tree: TreeId,
+    /// The process that it is known by, and when that was started.
+    pub root: (i32, u64),
+    /// Service times of its faults.
+    pub histogram: Histogram,
+    /// Pages fetched from the pool for its faults.
+    pub fetched_pages: AtomicU64,
+    /// Pages captured from it.
+    pub evicted_pages: AtomicU64,
+    /// Pages in it, when they were last counted.
+    pub mapped_pages: AtomicU64,
+    /// All pages that it holds, wherever they are.
+    pub used_pages: AtomicU64,
+}
+
+impl Tally {
+    /// That of a tree without processes.
+    pub fn new(tree: TreeId, root: (i32, u64)) -> Arc<Self> {
+        Arc::new(Self { tree, root, ..Self::default() })
+    }
+
+    /// More of something. Only the fault thread calls this.
+    pub fn add(counter: &AtomicU64, pages: u64) {
+        counter.store(counter.load(Relaxed) + pages, Relaxed);
+    }
+}
+
+/// One tree, as users see it. Sizes in bytes.
+#[derive(Clone, Debug, Default)]
+pub struct TreeSnapshot {
+    /// The process that it is known by.
+    pub root: i32,
+    /// Its processes under management.
+    pub pids: Vec<i32>,
+    /// Whether all of its processes have ended, or were let go.
+    pub ended: bool,
+    /// Whether it is being let go.
+    pub leaving: bool,
+    /// Memory that it holds now, wherever it is.
+    pub touched_bytes: u64,
+    /// Of that, what is resident in it.
+    pub local_bytes: u64,
+    /// And what is not.
+    pub stored_bytes: u64,
+    /// Faults served.
+    pub faults: u64,
+    /// From reading a fault to the return of the wake-up.
+    pub fault_us: FaultTimes,
+    /// Pages fetched from the pool for its faults.
+    pub fetched_pages: u64,
+    /// Pages captured from it.
+    pub evicted_pages: u64,
+}
+
+/// What is known of a tree.
+pub struct Tree {
+    /// Its numbers.
+    pub tally: Arc<Tally>,
+    /// Its processes under management.
+    pub pids: Vec<i32>,
+    /// Since when it has none, and is not watched any more.
+    pub ended: Option<Instant>,
+    /// It is being let go.
+    pub leaving: bool,
+}
+
+impl Tree {
+    fn snapshot(&self) -> TreeSnapshot {
+        let get = |number: &AtomicU64| number.load(Relaxed);
+        let (mapped, used) = (get(&self.tally.mapped_pages), get(&self.tally.used_pages));
+        TreeSnapshot {
+            root: self.tally.root.0,
+            pids: self.pids.clone(),
+            ended: self.ended.is_some(),
+            leaving: self.leaving,
+            touched_bytes: used * PAGE_BYTES_U64,
+            local_bytes: mapped * PAGE_BYTES_U64,
+            stored_bytes: used.saturating_sub(mapped) * PAGE_BYTES_U64,
+            faults: self.tally.histogram.count(),
+            fault_us: self.tally.histogram.times(),
+            fetched_pages: get(&self.tally.fetched_pages),
+            evicted_pages: get(&self.tally.evicted_pages),
+        }
+    }
+}
+
+/// All trees of a pager, for its watcher and whoever asks. No fault waits for this lock.
+#[derive(Clone, Default)]
+pub struct Trees(Arc<Mutex<Vec<Tree>>>);
+
+impl Trees {
+    /// A tree is watched from now on.
+    pub fn add(&self, tally: Arc<Tally>) {
+        let mut trees = self.lock();
+        trees.retain(|tree| tree.ended.is_none_or(|at| at.elapsed() < REMEMBERED_FOR));
+        trees.push(Tree { tally, pids: Vec::new(), ended: None, leaving: false });
+    }
+
+    /// Changes those that have not ended.
+    pub fn each(&self, mut change: impl FnMut(&mut Tree)) {
+        self.lock().iter_mut().filter(|tree| tree.ended.is_none()).for_each(|tree| change(tree));
+    }
+
+    /// Changes one.
+    pub fn change(&self, id: TreeId, change: impl FnOnce(&mut Tree)) {
+        if let Some(tree) = self.lock().iter_mut().find(|tree| tree.tally.tree == id) {
+            change(tree);
+        }
+    }
+
+    /// Takes back what was added in vain.
+    pub fn remove(&self, id: TreeId) {
+        self.lock().retain(|tree| tree.tally.tree != id);
+    }
+
+    /// The live tree of this root, or of this member.
+    pub fn of(&self, pid: i32) -> Option<TreeId> {
+        let trees = self.lock();
+        let live = || trees.iter().filter(|tree| tree.ended.is_none());
+        let found = live().find(|tree| tree.tally.root.0 == pid).or_else(|| live().find(|it| it.pids.contains(&pid)));
+        found.map(|tree| tree.tally.tree)
+    }
+
+    /// All of them now, also those that have ended of late.
+    pub fn snapshots(&self) -> Vec<TreeSnapshot> {
+        self.lock().iter().map(Tree::snapshot).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Tree>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
