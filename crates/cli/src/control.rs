@@ -1,16 +1,15 @@
 //! The control socket: what other commands ask of a running pager.
 //!
-//! Requests and replies are lines of JSON: `{"op":"stats"}`, `{"op":"resize","local":"512M"}`,
-//! `{"op":"set","settings":["policy=lru"]}`, `{"op":"detach"}`;
-//! answers are `{"ok":..}` or `{"error":".."}`, after any number of `{"progress":[done,total]}`.
+//! What they look like is in [`crate::request`], and for users in docs/CONTROL.md.
 //!
 //! Invariants: only the pager's own user and root are answered; a request is bounded in length and time, and the
 //! connections in number, so a stranger's garbage costs an error line and nothing else.
 
+pub(crate) use crate::request::{Reply, Request};
+
 use crate::lines::{LineError, Lines};
 use crate::service::{Paging, Service};
 use crate::{local, say, sys};
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -27,55 +26,6 @@ const CONNECTIONS_MAX: usize = 8;
 const STACK_BYTES: usize = 256 << 10;
 /// How often a peer is told how far its request is: often enough for eyes, too rarely to slow the pages down.
 const PROGRESS_EVERY: Duration = Duration::from_millis(100);
-
-/// What can be asked of a pager.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(tag = "op", rename_all = "snake_case", deny_unknown_fields)]
-pub(crate) enum Request {
-    /// The counters, as a [`crate::service::Listing`].
-    Stats,
-    /// Another budget.
-    Resize {
-        /// As for `--local`.
-        local: String,
-    },
-    /// Other replacement settings; those that are not named stay as they are.
-    Set {
-        /// Of the form `policy=lru`.
-        settings: Vec<String>,
-    },
-    /// All pages home.
-    Detach,
-    /// End at once: another pager takes over what is written down in this layout.
-    HandOver {
-        /// The layout that the other knows.
-        version: u64,
-    },
-    /// Only from `spillway run`: the process it started.
-    Target {
-        /// Its id.
-        pid: i32,
-    },
-    /// Only from `spillway run`: it is about to stop itself because the target stopped, or goes on.
-    Stopping {
-        /// Which of the two.
-        now: bool,
-    },
-    /// Only from `spillway run`: what is recorded is to be complete; how much it was, as [`crate::recorder::Totals`].
-    EndRecording,
-}
-
-/// What a pager answers.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Reply {
-    /// Done.
-    Ok(Value),
-    /// Not done.
-    Error(String),
-    /// Under way: pages done and pages in all.
-    Progress(u64, u64),
-}
 
 /// Who asks.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -150,14 +100,14 @@ pub(crate) fn answer_all<P: Paging>(lines: &mut Lines, service: &Service<P>, pee
         let line = lines.next(limit);
         let _under_way = service.answering();
         let reply = match line {
-            Ok(line) => match serde_json::from_slice(&line) {
+            Ok(line) => match Request::parse(&line) {
                 Ok(Request::Target { .. } | Request::Stopping { .. } | Request::EndRecording)
                     if peer != Peer::Front =>
                 {
                     Reply::Error("only `spillway run` may say that".into())
                 }
                 Ok(request) => answer(request, lines, service),
-                Err(error) => Reply::Error(format!("not a request: {error}")),
+                Err(why) => Reply::Error(why),
             },
             Err(error @ (LineError::TooLong | LineError::TimedOut)) => {
                 let _ = lines.send(&Reply::Error(error.to_string()));
@@ -169,6 +119,10 @@ pub(crate) fn answer_all<P: Paging>(lines: &mut Lines, service: &Service<P>, pee
             return;
         }
     }
+}
+
+fn reply(done: Result<Value, String>) -> Reply {
+    done.map_or_else(Reply::Error, Reply::Ok)
 }
 
 fn answer<P: Paging>(request: Request, lines: &mut Lines, service: &Service<P>) -> Reply {
@@ -186,14 +140,11 @@ fn answer<P: Paging>(request: Request, lines: &mut Lines, service: &Service<P>) 
             Ok(()) => Reply::Ok(json!({})),
             Err(error) => Reply::Error(error.to_string()),
         },
-        Request::Resize { local } => match local::parse(&local) {
-            Ok(local) => {
-                service.set_local(local);
-                Reply::Ok(json!({}))
-            }
+        Request::Resize { local } => match local::parse(&local).and_then(|local| service.resize(local)) {
+            Ok(()) => Reply::Ok(json!({})),
             Err(failure) => Reply::Error(failure.to_string()),
         },
-        Request::Detach => {
+        Request::Detach | Request::Release { .. } | Request::Shutdown => {
             // A peer that goes away does not stop the pages from coming home.
             let (mut listening, mut told) = (true, None);
             let mut progress = |done, total| {
@@ -202,8 +153,15 @@ fn answer<P: Paging>(request: Request, lines: &mut Lines, service: &Service<P>) 
                     listening = lines.send(&Reply::Progress(done, total)).is_ok();
                 }
             };
-            service.detach(&mut progress).map_or_else(Reply::Error, |()| Reply::Ok(json!({})))
+            let done = match request {
+                Request::Release { pid } => service.release(pid, &mut progress),
+                Request::Shutdown => service.shut_down(&mut progress),
+                _ => service.detach_all(&mut progress),
+            };
+            done.map_or_else(Reply::Error, |()| Reply::Ok(json!({})))
         }
+        Request::Adopt { pid, when_grown, front } => reply(service.adopt(pid, !when_grown, front).map(|()| json!({}))),
+        Request::Show { pid } => reply(service.show(pid)),
         Request::HandOver { version } => match service.may_hand_over(version) {
             Err(why) => Reply::Error(why),
             Ok(()) => {
@@ -218,6 +176,10 @@ fn answer<P: Paging>(request: Request, lines: &mut Lines, service: &Service<P>) 
         }
         Request::Stopping { now } => {
             service.set_front_stopping(now);
+            Reply::Ok(json!({}))
+        }
+        Request::Pausing { pid, now } => {
+            service.pause(pid, now);
             Reply::Ok(json!({}))
         }
         Request::EndRecording => match service.end_recording() {

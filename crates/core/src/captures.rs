@@ -12,13 +12,25 @@ impl Pager {
     /// Chooses up to `most` pages of one target to capture, as runs of adjacent pages appended to `runs`. Targets for
     /// which `may` is false are passed over. Returns whose pages they are.
     pub fn next_capture(&mut self, most: u64, may: impl Fn(TargetId) -> bool, runs: &mut Vec<Run>) -> Option<TargetId> {
+        // That nobody finds room is forgotten when a batch begins.
+        let short = self.wanted_of_all() > 0;
         self.replacement.batch_begins(self.batch_pages(), self.budget_pages());
+        self.most_in_all = u64::MAX;
         if !self.replacement.is_told() {
             return self.choose_from(None, most, may, runs);
         }
-        let first = self.replacement.payer(&may)?;
-        let mut payers = std::iter::once(first).chain(self.replacement.others(first)).filter(|&target| may(target));
-        let paid = payers.find_map(|payer| self.choose_from(Some(payer), most, |target| target == payer, runs));
+        let (first, most_of_it) = self.replacement.payer(short, &may)?;
+        self.most_in_all = most_of_it;
+        let most = most.min(most_of_it);
+        let mut paid = None;
+        for payer in std::iter::once(first).chain(self.replacement.others(first)) {
+            if may(payer) && self.replacement.pay_together(first, payer) {
+                paid = self.choose_from(Some(payer), most, |target| target == payer, runs);
+            }
+            if paid.is_some() {
+                break;
+            }
+        }
         if let Some(payer) = paid {
             self.replacement.pay(payer, runs.iter().map(|run| run.pages).sum());
         }
@@ -48,7 +60,7 @@ impl Pager {
             return 0;
         }
         let limit = self.capturable_pages().min(BATCH_PAGES_MAX);
-        limit.saturating_sub(most).min(BLOCK_PAGES_MAX - 1)
+        limit.min(self.most_in_all).saturating_sub(most).min(BLOCK_PAGES_MAX - 1)
     }
 
     /// Victims in the table's order.

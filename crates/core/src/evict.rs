@@ -102,6 +102,17 @@ impl Pager {
     /// How many pages to capture now so that enough will be free for the next burst of faults; zero when enough are.
     /// Pre-eviction goes for twice the reserve, so that captures come in batches.
     pub fn wanted_captures(&self) -> u64 {
+        let own = if self.replacement.is_divided() && !self.store_full { self.replacement.own_excess().0 } else { 0 };
+        self.wanted_of_all().max(own)
+    }
+
+    /// Whether captures are so urgent that faults wait for them.
+    pub fn is_low(&self) -> bool {
+        self.free_pages() < self.low_pages() || (self.replacement.is_divided() && self.replacement.own_excess().1)
+    }
+
+    /// Pages to capture now, whosever they are.
+    pub(crate) fn wanted_of_all(&self) -> u64 {
         if self.store_full {
             // One page is enough to ask with whether it takes pages again.
             return u64::from(self.inactive.is_empty() && self.local_pages() > self.budget_pages());

@@ -14,6 +14,7 @@ pub mod policy;
 mod reach;
 pub mod regions;
 pub mod sample;
+pub mod shares;
 pub mod size;
 pub mod streams;
 mod survival;

@@ -169,6 +169,7 @@ impl Pager {
         copies: &mut Vec<BufferCopy>,
     ) -> TargetId {
         let child = self.add_target();
+        self.replacement.join(child, parent);
         let regions: Vec<_> = self.regions.of(parent).collect();
         for region in regions {
             let twin = self.regions.add(child, region.span)[0];

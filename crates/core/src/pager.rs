@@ -18,10 +18,11 @@ use crate::policy::replacement::Replacement;
 use crate::policy::{Arrival, Refusal, Settings};
 use crate::reach::Reach;
 use crate::regions::{Region, Regions};
+use crate::shares::Share;
 use crate::streams::{BLOCK_PAGES_MAX, Streams};
 use crate::table::{CHUNK_PAGES, Hand, Table};
 use crate::trend::Trend;
-use crate::units::{Address, PageIndex, Span, TargetId};
+use crate::units::{Address, PageIndex, Span, TargetId, TreeId};
 
 /// How much may be local.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -203,6 +204,8 @@ pub struct Pager {
     ahead: Option<Ahead>,
     /// A lot that is drawn: nobody depends on it but which page is left out of a block.
     pub(crate) random: u64,
+    /// No batch may have more pages than this, not even to keep a block whole.
+    pub(crate) most_in_all: u64,
     pub(crate) free_buffers: Vec<BufferIndex>,
     pub(crate) inactive: VecDeque<PageIndex>,
     pub(crate) released: Vec<HandleBits>,
@@ -251,6 +254,7 @@ impl Pager {
             clean_hand: Hand::default(),
             ahead: None,
             random: 0x9E37_79B9_7F4A_7C15,
+            most_in_all: u64::MAX,
             free_buffers: (0..config.buffers).rev().map(BufferIndex).collect(),
             // Twice the buffers: a page that was stolen or removed leaves its place in the queue behind.
             inactive: VecDeque::with_capacity(2 * buffers),
@@ -330,12 +334,39 @@ impl Pager {
     /// order and in one go: faults wait for that, once, when a user asks for it. In turns, each policy would have to bear
     /// with pages that it was never told of.
     pub fn set_replacement(&mut self, settings: Settings) {
-        if !self.replacement.set(settings) {
-            return;
+        if self.replacement.set(settings) {
+            self.tell_all();
         }
+    }
+
+    /// `target`, which has no pages yet, is of `tree`, which has this share of local memory.
+    pub fn assign(&mut self, target: TargetId, tree: TreeId, share: Share) {
+        if self.replacement.assign(target, tree, share) {
+            self.tell_all();
+        }
+    }
+
+    /// The share of the tree that `target` is of.
+    pub fn share_of(&self, target: TargetId) -> Option<Share> {
+        self.replacement.share_of(target)
+    }
+
+    /// `tree` has another share from now on.
+    pub fn set_share(&mut self, tree: TreeId, share: Share) {
+        if self.replacement.set_share(tree, share) {
+            self.tell_all();
+        }
+    }
+
+    /// Tells policies of every page, and counts those of each tree.
+    fn tell_all(&mut self) {
         let (regions, replacement) = (&self.regions, &mut self.replacement);
         self.table.used_in(PageIndex(0), u64::MAX, |page, entry| {
-            if let (State::Mapped, Some(region)) = (entry.state(), regions.of_page(page)) {
+            let (State::Mapped | State::Fetching, Some(region)) = (entry.state(), regions.of_page(page)) else {
+                return;
+            };
+            replacement.count(region.target, State::Untouched, entry.state());
+            if entry.state() == State::Mapped {
                 replacement.arrived(region.target, page, Arrival::Found, false);
             }
         });
@@ -395,6 +426,15 @@ impl Pager {
             return u64::MAX;
         }
         (self.budget_pages().saturating_add(self.overdraft.0)).saturating_sub(self.local_pages())
+    }
+
+    /// The same for the faults of one target.
+    fn room_of(&self, target: TargetId) -> u64 {
+        let room = self.room_pages();
+        if self.store_full || !self.replacement.is_divided() {
+            return room;
+        }
+        self.replacement.room(target, room, self.low_pages(), self.overdraft.0.saturating_add(self.lent))
     }
 
     /// Pages that targets hold, wherever they are.
@@ -463,13 +503,16 @@ impl Pager {
         if let (State::Inactive | State::Writing, Some(buffer)) = (entry.state(), entry.buffer()) {
             return Plan::Buffer { address, page, buffer };
         }
-        let room = self.room_pages();
+        let room = self.room_of(target);
         let state = entry.state();
         match state {
             State::Mapped => Plan::Zero { address, pages: 1, page: Some(page) },
             State::Lost => Plan::Lost { address },
             State::Untouched | State::Remote if room == 0 => {
-                self.replacement.note_short();
+                // One that has all that it may have says nothing of what all have.
+                if self.room_pages() == 0 {
+                    self.replacement.note_short();
+                }
                 Plan::NoRoom
             }
             State::Untouched => {
@@ -751,7 +794,7 @@ impl Pager {
         self.replacement.audit(|each| {
             self.table.used_in(PageIndex(0), u64::MAX, |page, entry| {
                 let target = self.regions.of_page(page).expect("used pages are in regions").target;
-                each(target, page, entry.state() == State::Mapped);
+                each(target, page, entry.state());
             });
         });
     }
@@ -791,6 +834,7 @@ impl Pager {
     /// Tells the policy of the page's target.
     fn tell(&mut self, page: PageIndex, before: State, after: State, how: Arrival) {
         let Some(region) = self.regions.of_page(page) else { return };
+        self.replacement.count(region.target, before, after);
         match (before, after) {
             (_, State::Mapped) => {
                 let short = self.free_pages() < 2 * self.batch_pages();

@@ -517,7 +517,7 @@ impl Driver {
             self.sweep();
         } else if self.core.wanted_captures() > 0 {
             // While faults keep coming they are served from the reserve, and pages leave when it runs low.
-            if !busy || self.core.free_pages() < self.core.low_pages() {
+            if !busy || self.core.is_low() {
                 self.evict();
             }
         } else if !busy {

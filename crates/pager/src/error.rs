@@ -3,6 +3,8 @@
 use std::fmt;
 use std::io;
 
+use spillway_core::size::Bytes;
+
 /// Why something could not be done; the text tells the user what to do about it.
 #[derive(Debug)]
 pub enum Error {
@@ -80,6 +82,15 @@ pub enum Error {
         pid: i32,
         /// Its pager.
         pager: i32,
+    },
+    /// A minimum is above its maximum.
+    MinAboveMax,
+    /// More local memory is promised than there is.
+    TooManyPromises {
+        /// All minima together, in bytes.
+        promised: u64,
+        /// The budget.
+        budget: u64,
     },
     /// It is not this pager's.
     NotManaged(i32),
@@ -175,8 +186,17 @@ impl fmt::Display for Error {
                 f,
                 "process {pid} is managed by process {pager}, which runs; `spillway ps` shows it, if it is yours"
             ),
+            Self::MinAboveMax => f.write_str("the minimum is above the maximum: give a smaller min, or a larger max"),
+            Self::TooManyPromises { promised, budget } => write!(
+                f,
+                "the minima of all targets would be {} of a budget of {}: give a smaller minimum, or a larger budget",
+                Bytes(*promised),
+                Bytes(*budget)
+            ),
             Self::NotManaged(pid) => write!(f, "process {pid} is not managed here; `spillway ps` shows those that are"),
-            Self::Leaving => f.write_str("its pages are on their way home already; `spillway ps` shows it until they are"),
+            Self::Leaving => {
+                f.write_str("its pages are on their way home already; `spillway ps` shows it until they are")
+            }
             Self::NoRoomAtHome { pages } => write!(
                 f,
                 "{pages} pages could not come home because the target's memory limit is reached; it stays managed: raise \

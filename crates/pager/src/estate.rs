@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use spillway_core::evict::Run;
 use spillway_core::policy::{Block, Kind, Scheme, Scope, Settings};
+use spillway_core::shares::Share;
 use spillway_core::streams::BLOCK_PAGES_MAX;
 use spillway_core::{Address, PAGE_BYTES_U64, PageIndex, TargetId, TreeId};
 use spillway_store::vault::{PRIVATE_WORDS, Vault};
@@ -50,6 +51,9 @@ const BORN: usize = 7;
 const KEPT: usize = 8;
 const TREE: usize = 9;
 const ROOT_BORN: usize = 10;
+const MIN_PAGES: usize = 11;
+const MAX_PAGES: usize = 12;
+const WEIGHT: usize = 13;
 const BATCH: usize = 16;
 const BATCH_RUNS: usize = 17;
 const RUNS: usize = 32;
@@ -82,6 +86,8 @@ pub struct Found {
     pub tree: TreeId,
     /// by which process that is known, and when it was started.
     pub root: (i32, u64),
+    /// and what it may have of local memory.
+    pub share: Share,
     /// The process, and when it was started.
     pub pid: i32,
     /// In ticks since the machine started.
@@ -268,8 +274,17 @@ impl Estate {
         self.set(slot + BORN, started);
         self.set(slot + TREE, u64::from(tally.tree.0) | u64::from(tally.root.0.cast_unsigned()) << 32);
         self.set(slot + ROOT_BORN, tally.root.1);
+        self.set(slot + WEIGHT, 0);
         self.set(slot + WHO, u64::from(id.0) + 1);
         true
+    }
+
+    /// The tree of this target may have this of local memory.
+    pub fn set_share(&self, id: TargetId, share: Share) {
+        let Some(slot) = self.slot_of(id) else { return };
+        self.set(slot + MIN_PAGES, share.min_pages);
+        self.set(slot + MAX_PAGES, share.max_pages);
+        self.set(slot + WEIGHT, share.weight.into());
     }
 
     /// This target is no more.
@@ -314,13 +329,34 @@ impl Estate {
         let (instruction, started) = (self.get(slot + INSTRUCTION), self.get(slot + BORN));
         let (tree, root) = halves(self.get(slot + TREE));
         let (tree, root) = (TreeId(tree.cast_unsigned()), (root, self.get(slot + ROOT_BORN)));
+        let (min_pages, max_pages) = (self.get(slot + MIN_PAGES), self.get(slot + MAX_PAGES));
+        // Without a weight there was none.
+        let share = match u32::try_from(self.get(slot + WEIGHT)) {
+            Ok(weight @ 1..) if min_pages <= max_pages => Share { min_pages, max_pages, weight },
+            _ => Share::default(),
+        };
         let stage = match self.get(slot + BATCH) {
             1 => Some(Stage::Begun),
             2 => Some(Stage::Collected),
             _ => None,
         };
         let batch = stage.and_then(|stage| Some(Batch { stage, runs: self.runs(slot)? }));
-        Some(Found { id, tree, root, pid, started, thread, known_as, uffd, socket, memory, layout, instruction, batch })
+        Some(Found {
+            id,
+            tree,
+            root,
+            share,
+            pid,
+            started,
+            thread,
+            known_as,
+            uffd,
+            socket,
+            memory,
+            layout,
+            instruction,
+            batch,
+        })
     }
 
     /// The runs of a capture, as far as they make sense: no more pages than staging has.

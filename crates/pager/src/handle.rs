@@ -2,8 +2,8 @@
 
 mod trees;
 
-use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -12,6 +12,7 @@ use std::time::Instant;
 use spillway_core::PAGE_BYTES_U64;
 use spillway_core::pager::Budget;
 use spillway_core::policy::Settings;
+use spillway_core::shares::Share;
 
 use crate::driver::{Command, Driver};
 use crate::error::Error;
@@ -39,6 +40,8 @@ pub struct Pager {
     rate: Mutex<(Instant, u64, f64)>,
     estate: Option<Estate>,
     trees: Trees,
+    /// The budget as it was set: what minima are promised of.
+    local: Mutex<Local>,
     next_tree: AtomicU32,
     /// It serves on without processes.
     stays: bool,
@@ -53,7 +56,7 @@ impl Pager {
         crate::adopt::examine(pid)?;
         crate::doctor::usable_for(pid)?;
         let pager = Self::start(pid, None, options)?;
-        pager.adopt_tree(pid, true)?;
+        pager.adopt_tree(pid, true, Share::default())?;
         Ok(pager)
     }
 
@@ -211,6 +214,7 @@ impl Pager {
             rate,
             estate,
             trees,
+            local: Mutex::new(local),
             next_tree,
             stays: false,
         })

@@ -33,6 +33,7 @@ pub use remains::{Remains, can_take_over, has_lost_its_pager};
 pub use tally::TreeSnapshot;
 
 use spillway_core::policy::Settings;
+pub use spillway_core::shares::Share;
 use spillway_store::vault::Vault;
 use spillway_store::{Protection, Store};
 

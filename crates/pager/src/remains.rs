@@ -125,7 +125,7 @@ impl Remains {
             let lives = procfs::stat(found.pid).is_ok_and(|stat| stat.started == found.started);
             if lives && procfs::is_agent(found.pid, found.thread) {
                 let known = heirs.iter().map(|heir| &heir.tally).find(|tally| tally.tree == found.tree);
-                let tally = known.map_or_else(|| Tally::new(found.tree, found.root), Arc::clone);
+                let tally = known.map_or_else(|| Tally::new(found.tree, found.root, found.share), Arc::clone);
                 heirs.push(Heir::of(found, tally)?);
             }
         }

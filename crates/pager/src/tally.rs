@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use spillway_core::shares::Share;
 use spillway_core::{PAGE_BYTES_U64, TreeId};
 
 use crate::FaultTimes;
@@ -33,12 +34,19 @@ pub struct Tally {
     pub mapped_pages: AtomicU64,
     /// All pages that it holds, wherever they are.
     pub used_pages: AtomicU64,
+    /// What it may have of local memory. The fault thread never takes this lock.
+    pub share: Mutex<Share>,
 }
 
 impl Tally {
     /// That of a tree without processes.
-    pub fn new(tree: TreeId, root: (i32, u64)) -> Arc<Self> {
-        Arc::new(Self { tree, root, ..Self::default() })
+    pub fn new(tree: TreeId, root: (i32, u64), share: Share) -> Arc<Self> {
+        Arc::new(Self { tree, root, share: Mutex::new(share), ..Self::default() })
+    }
+
+    /// What it may have of local memory.
+    pub fn share(&self) -> Share {
+        *self.share.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// More of something. Only the fault thread calls this.
@@ -72,6 +80,10 @@ pub struct TreeSnapshot {
     pub fetched_pages: u64,
     /// Pages captured from it.
     pub evicted_pages: u64,
+    /// Faults per second over the last second or so.
+    pub faults_per_s: f64,
+    /// What it may have of local memory.
+    pub share: Share,
 }
 
 /// What is known of a tree.
@@ -84,10 +96,17 @@ pub struct Tree {
     pub ended: Option<Instant>,
     /// It is being let go.
     pub leaving: bool,
+    /// When its faults were last looked at, how many they were, and how many a second until then.
+    rate: (Instant, u64, f64),
 }
 
 impl Tree {
-    fn snapshot(&self) -> TreeSnapshot {
+    fn snapshot(&mut self) -> TreeSnapshot {
+        let faults = self.tally.histogram.count();
+        let passed = self.rate.0.elapsed().as_secs_f64();
+        if passed >= 0.5 {
+            self.rate = (Instant::now(), faults, (faults - self.rate.1) as f64 / passed);
+        }
         let get = |number: &AtomicU64| number.load(Relaxed);
         let (mapped, used) = (get(&self.tally.mapped_pages), get(&self.tally.used_pages));
         TreeSnapshot {
@@ -98,10 +117,12 @@ impl Tree {
             touched_bytes: used * PAGE_BYTES_U64,
             local_bytes: mapped * PAGE_BYTES_U64,
             stored_bytes: used.saturating_sub(mapped) * PAGE_BYTES_U64,
-            faults: self.tally.histogram.count(),
+            faults,
             fault_us: self.tally.histogram.times(),
             fetched_pages: get(&self.tally.fetched_pages),
             evicted_pages: get(&self.tally.evicted_pages),
+            faults_per_s: self.rate.2,
+            share: self.tally.share(),
         }
     }
 }
@@ -115,7 +136,7 @@ impl Trees {
     pub fn add(&self, tally: Arc<Tally>) {
         let mut trees = self.lock();
         trees.retain(|tree| tree.ended.is_none_or(|at| at.elapsed() < REMEMBERED_FOR));
-        trees.push(Tree { tally, pids: Vec::new(), ended: None, leaving: false });
+        trees.push(Tree { tally, pids: Vec::new(), ended: None, leaving: false, rate: (Instant::now(), 0, 0.0) });
     }
 
     /// Changes those that have not ended.
@@ -128,6 +149,16 @@ impl Trees {
         if let Some(tree) = self.lock().iter_mut().find(|tree| tree.tally.tree == id) {
             change(tree);
         }
+    }
+
+    /// What is told of one.
+    pub fn tally(&self, id: TreeId) -> Option<Arc<Tally>> {
+        self.lock().iter().find(|tree| tree.tally.tree == id).map(|tree| Arc::clone(&tree.tally))
+    }
+
+    /// The shares of those that have not ended.
+    pub fn shares(&self) -> Vec<(TreeId, Share)> {
+        self.lock().iter().filter(|it| it.ended.is_none()).map(|it| (it.tally.tree, it.tally.share())).collect()
     }
 
     /// Takes back what was added in vain.
@@ -145,7 +176,7 @@ impl Trees {
 
     /// All of them now, also those that have ended of late.
     pub fn snapshots(&self) -> Vec<TreeSnapshot> {
-        self.lock().iter().map(Tree::snapshot).collect()
+        self.lock().iter_mut().map(Tree::snapshot).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Tree>> {

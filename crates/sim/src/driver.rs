@@ -348,10 +348,7 @@ impl Driver {
         self.retry_waiting(kernel);
         if self.release.is_some() {
             self.bring_home(kernel);
-        } else if read
-            && self.core.wanted_captures() > 0
-            && (!self.busy || self.core.free_pages() < self.core.low_pages())
-        {
+        } else if read && self.core.wanted_captures() > 0 && (!self.busy || self.core.is_low()) {
             // While faults keep coming they are served from the reserve, and pages leave when it runs low.
             self.evict(kernel);
         }

@@ -13,6 +13,7 @@
 //! is out until the outcome of its capture is known, so none is given twice.
 
 pub mod clock;
+mod divided;
 pub mod fifo;
 pub mod lru3;
 pub mod queues;

@@ -5,6 +5,7 @@ use std::sync::mpsc::{Sender, TryRecvError};
 
 use spillway_core::pager::Budget;
 use spillway_core::policy::Settings;
+use spillway_core::shares::Share;
 use spillway_core::{Address, Span, TargetId, TreeId};
 use spillway_store::Handle;
 
@@ -29,6 +30,8 @@ pub enum Command {
         agent: Agent,
         /// What is told of its tree.
         tally: Arc<Tally>,
+        /// What that may have of local memory.
+        share: Share,
         /// For the answer.
         reply: Sender<TargetId>,
     },
@@ -41,6 +44,8 @@ pub enum Command {
         uffd: Uffd,
         /// What is told of its tree.
         tally: Arc<Tally>,
+        /// What that may have of local memory.
+        share: Share,
         /// For the answer.
         reply: Sender<TargetId>,
     },
@@ -149,6 +154,8 @@ pub enum Command {
         /// As for [`Command::Release`].
         reply: Sender<Homeward>,
     },
+    /// What a tree may have of local memory, from now on.
+    Share(TreeId, Share),
     /// Count the pages of each tree, into what is told of it; then answer.
     Count {
         /// For the answer.
@@ -206,15 +213,16 @@ impl Driver {
     fn carry_out(&mut self, command: Command) {
         (0..self.targets.len()).for_each(|at| self.settle_unmapped(at));
         match command {
-            Command::Add { pid, uffd, agent, tally, reply } => {
+            Command::Add { pid, uffd, agent, tally, share, reply } => {
                 let id = self.core.add_target();
+                self.core.assign(id, tally.tree, share);
                 self.write_down(id, &agent, &tally);
                 self.add(Target::new(id, pid, uffd, Some(agent), tally));
                 self.place_agents();
                 let _ = reply.send(id);
             }
-            Command::Hand { pid, uffd, tally, reply } => {
-                let _ = reply.send(self.hand(pid, uffd, tally));
+            Command::Hand { pid, uffd, tally, share, reply } => {
+                let _ = reply.send(self.hand(pid, uffd, tally, share));
             }
             Command::LayOut { target, span, first, reply } => {
                 self.lay_out(target, span, first);
@@ -286,6 +294,13 @@ impl Driver {
             Command::Release { reply } => {
                 self.release = Some(Release { reply, budget: self.core.budget() });
                 self.core.set_budget(Budget::Pages(u64::MAX));
+            }
+            Command::Share(tree, share) => {
+                self.core.set_share(tree, share);
+                if let Some(estate) = &self.hands.estate {
+                    let of_it = self.targets.iter().flatten().filter(|target| target.tally.tree == tree);
+                    of_it.for_each(|target| estate.set_share(target.id, share));
+                }
             }
             Command::Depart { tree, reply } => self.depart(tree, reply),
             Command::Count { reply } => {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use spillway_core::shares::Share;
 use spillway_core::{Span, TargetId};
 use spillway_store::Handle;
 
@@ -13,8 +14,9 @@ use crate::target::Target;
 
 impl Driver {
     /// A target that has made its userfaultfd itself. Its messages are read once it is known where its pages are.
-    pub(super) fn hand(&mut self, pid: i32, uffd: Uffd, tally: Arc<Tally>) -> TargetId {
+    pub(super) fn hand(&mut self, pid: i32, uffd: Uffd, tally: Arc<Tally>, share: Share) -> TargetId {
         let id = self.core.add_target();
+        self.core.assign(id, tally.tree, share);
         self.add(Target { handed: true, inherits: false, ..Target::new(id, pid, uffd, None, tally) });
         id
     }

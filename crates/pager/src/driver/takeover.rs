@@ -86,6 +86,7 @@ impl Driver {
 
     fn take_up(&mut self, Heir { found, agent, uffd, tally }: Heir) {
         let id = found.id;
+        self.core.assign(id, found.tree, found.share);
         let target = Target::new(id, found.pid, uffd, Some(agent), tally);
         self.add(Target { doubtful: true, staged: true, ..target });
         self.collect_again(&found);
@@ -168,6 +169,9 @@ impl Driver {
         if !estate.add(id, agent, started, tally) {
             // Nobody could take over all of it.
             self.core.forsake();
+        }
+        if let Some(share) = self.core.share_of(id) {
+            estate.set_share(id, share);
         }
     }
 

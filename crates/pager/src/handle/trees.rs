@@ -2,16 +2,18 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Sender, channel};
+use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
-use spillway_core::TreeId;
+use spillway_core::shares::Share;
+use spillway_core::{PAGE_BYTES_U64, TreeId};
 
 use super::Pager;
 use crate::driver::Command;
 use crate::error::Error;
 use crate::tally::Tally;
 use crate::watcher::{Departure, Request};
-use crate::{Options, TreeSnapshot, procfs};
+use crate::{Local, Options, TreeSnapshot, procfs};
 
 /// How long the fault thread may take to count pages.
 const COUNT_WITHIN: Duration = Duration::from_secs(1);
@@ -33,12 +35,53 @@ impl Pager {
     ///
     /// # Errors
     /// As [`Error`] says; the process is unharmed then.
-    pub fn adopt_tree(&self, pid: i32, at_once: bool) -> Result<(), Error> {
+    pub fn adopt_tree(&self, pid: i32, at_once: bool, share: Share) -> Result<(), Error> {
+        let _fitting = self.fit(None, share)?;
         crate::adopt::examine(pid)?;
         crate::doctor::usable_for(pid)?;
         let started = procfs::stat(pid).map_err(|_| Error::NoSuchProcess(pid))?.started;
-        let tally = Tally::new(TreeId(self.next_tree.fetch_add(1, Relaxed)), (pid, started));
+        let tally = Tally::new(TreeId(self.next_tree.fetch_add(1, Relaxed)), (pid, started), share);
         self.ask(pid, |reply| Request::Adopt { tally, at_once, reply })?
+    }
+
+    /// What one tree may have of local memory from now on. `pid` is its root, or one of its managed processes.
+    ///
+    /// # Errors
+    /// When there is none, or the minima of all would not fit into the budget; nothing is changed then.
+    pub fn change_share(&self, pid: i32, change: &mut dyn FnMut(&mut Share)) -> Result<(), Error> {
+        let tree = self.trees.of(pid).ok_or(Error::NotManaged(pid))?;
+        let tally = self.trees.tally(tree).ok_or(Error::NotManaged(pid))?;
+        let mut share = tally.share();
+        change(&mut share);
+        let _fitting = self.fit(Some(tree), share)?;
+        *tally.share.lock().unwrap_or_else(PoisonError::into_inner) = share;
+        let _ = self.commands.send(Command::Share(tree, share));
+        self.bell.ring();
+        Ok(())
+    }
+
+    /// Whether the minima of all fit into the budget, if `tree`, or one more, has this share. Nobody else asks meanwhile.
+    fn fit(&self, tree: Option<TreeId>, share: Share) -> Result<MutexGuard<'_, Local>, Error> {
+        let local = self.local.lock().unwrap_or_else(PoisonError::into_inner);
+        if share.min_pages > share.max_pages {
+            return Err(Error::MinAboveMax);
+        }
+        let others = self.trees.shares().into_iter().filter(|(other, _)| Some(*other) != tree);
+        let minima = others.fold(share.min_pages, |sum, (_, share)| sum.saturating_add(share.min_pages));
+        promised(*local, minima).map(|()| local)
+    }
+
+    /// Changes the budget, unless the minima of all would not fit into it.
+    ///
+    /// # Errors
+    /// When they do not; nothing is changed then.
+    pub fn resize(&self, to: Local) -> Result<(), Error> {
+        let mut local = self.local.lock().unwrap_or_else(PoisonError::into_inner);
+        let minima = self.trees.shares().iter().fold(0, |sum: u64, (_, share)| sum.saturating_add(share.min_pages));
+        promised(to, minima)?;
+        *local = to;
+        self.set_local(to);
+        Ok(())
     }
 
     /// Brings the pages of one tree home, and leaves nothing behind in it; the others are served on. `pid` is its root, or one
@@ -73,9 +116,16 @@ impl Pager {
         self.trees.snapshots()
     }
 
+    /// Sends a request, and waits for its answer.
     fn ask<T>(&self, pid: i32, request: impl FnOnce(Sender<T>) -> Request) -> Result<T, Error> {
         let (reply, answer) = channel();
         let _ = self.requests.send(request(reply));
         answer.recv().map_err(|_| Error::Ended(pid))
     }
+}
+
+fn promised(local: Local, minima: u64) -> Result<(), Error> {
+    let (promised, budget) =
+        (minima.saturating_mul(PAGE_BYTES_U64), if let Local::Bytes(bytes) = local { bytes } else { u64::MAX });
+    if promised > budget { Err(Error::TooManyPromises { promised, budget }) } else { Ok(()) }
 }

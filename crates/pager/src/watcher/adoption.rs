@@ -132,7 +132,7 @@ impl Watcher {
             (Some(uffd), _) => {
                 let copy = uffd.borrow().try_clone_to_owned().map_err(system)?;
                 let (reply, answer) = channel();
-                self.send(Command::Add { pid, uffd, agent, tally: Arc::clone(&tally), reply });
+                self.send(Command::Add { pid, uffd, agent, tally: Arc::clone(&tally), share: tally.share(), reply });
                 let target = answer.recv().map_err(|_| Error::Ended(pid))?;
                 self.uffds.push((target, copy.into()));
                 target

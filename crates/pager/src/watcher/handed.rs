@@ -65,7 +65,7 @@ impl Watcher {
         scanned.map_err(opening)?;
 
         let (reply, answer) = channel();
-        self.send(Command::Hand { pid, uffd, tally: Arc::clone(tally), reply });
+        self.send(Command::Hand { pid, uffd, tally: Arc::clone(tally), share: tally.share(), reply });
         let target = answer.recv().map_err(|_| Error::Ended(pid))?;
         let stretches = regions.iter().map(|region| Stretch { mappings: vec![region.span], end: region.span.end });
         let (reply, answer) = channel();
