@@ -3,6 +3,10 @@
 //! Invariants: we end only when the target has ended or all of its pages are home; no signal but SIGKILL shortens that.
 //! If we are killed, the target stops rather than reads zeros.
 
+use crate::daemon::{
+    self,
+    client::{Client, Wanted},
+};
 use crate::failure::Failure;
 use crate::progress::{self, Progress};
 use crate::report::{self, StatsFile};
@@ -37,6 +41,8 @@ pub(crate) struct Args {
     pool: Option<String>,
     #[command(flatten)]
     replacement: replacement::Choices,
+    #[command(flatten)]
+    daemon: daemon::client::Choice,
     /// Write the final counters to this file, as JSON
     #[arg(long, value_name = "FILE")]
     stats: Option<PathBuf>,
@@ -53,6 +59,10 @@ pub(crate) fn attach(args: &Args) -> Result<u8, Failure> {
         Ok(None) | Err(Error::Managed { .. }) => {}
         Err(error) => return Err(error.into()),
     }
+    let wanted = Wanted { local: args.local.as_deref(), pool: args.pool.as_deref(), replacement: &args.replacement };
+    if let Some(client) = args.daemon.daemon(&wanted)? {
+        return hand_to(&client, args);
+    }
     let terms = Terms {
         local: args.local.as_deref().unwrap_or(DEFAULT_LOCAL),
         pool: args.pool.as_deref().unwrap_or(pool::DEFAULT),
@@ -64,8 +74,42 @@ pub(crate) fn attach(args: &Args) -> Result<u8, Failure> {
     manage(args.pid, &terms, None)
 }
 
+/// Lets the daemon manage the process.
+fn hand_to(client: &Client, args: &Args) -> Result<u8, Failure> {
+    let pid = args.pid;
+    if args.stats.is_some() {
+        return Err(Failure::refused(
+            "the daemon keeps the counters: `spillway ps --json` shows them; leave --stats out, or add --no-daemon",
+        ));
+    }
+    refuse_managed(pid)?;
+    let pause = client.adopt(pid, false, 0)?;
+    if !args.quiet {
+        say::note(format!(
+            "adopted process {pid} by the daemon (process {}), in a pause of {pause:.0} us; `spillway detach {pid}` lets it go",
+            client.pid
+        ));
+    }
+    Ok(0)
+}
+
+fn refuse_managed(pid: i32) -> Result<(), Failure> {
+    match sockets::pager_of(pid) {
+        Ok(found) if !found.listing.detached && !found.is_daemon_itself() => Err(Failure::refused(format!(
+            "process {pid} is managed already: `spillway resize {pid} SIZE` changes its budget"
+        ))),
+        _ => Ok(()),
+    }
+}
+
 /// Serves on where a pager has died.
 fn take_over(args: &Args, remains: Remains) -> Result<u8, Failure> {
+    if remains.is_daemon() {
+        return Err(Failure::refused(format!(
+            "the daemon that managed process {} has died: start `spillway daemon` again, which takes over",
+            args.pid
+        )));
+    }
     let begun = Instant::now();
     let url = remains.pool();
     if let Some(other) = args.pool.as_ref().filter(|pool| **pool != url) {
@@ -123,13 +167,7 @@ pub(crate) fn manage(pid: i32, terms: &Terms<'_>, lasts: Option<Duration>) -> Re
     pool::parse(terms.pool)?;
     let stats = terms.stats.map(StatsFile::prepare).transpose()?;
     sys::block_signals();
-    if let Ok(found) = sockets::pager_of(pid)
-        && !found.listing.detached
-    {
-        return Err(Failure::refused(format!(
-            "process {pid} is managed already: `spillway resize {pid} SIZE` changes its budget"
-        )));
-    }
+    refuse_managed(pid)?;
     let (recording, recorder) = terms.tape.map(|tape| tape.start(local)).transpose()?.unzip();
     let (replacement, on_pager_death) = (terms.replacement, OnPagerDeath::HoldTarget);
     let (store, lasting) = pool::open_lasting(terms.pool)?;
@@ -207,7 +245,7 @@ fn serve(service: &Arc<Service>, mut until: Option<Instant>) {
     }
 }
 
-fn detach(service: &Arc<Service>, told: &mpsc::Sender<String>) {
+pub(crate) fn detach(service: &Arc<Service>, told: &mpsc::Sender<String>) {
     let (service, by_thread) = (Arc::clone(service), told.clone());
     let work = move || {
         if let Err(failure) = service.detach(&mut |_, _| {}) {

@@ -160,7 +160,8 @@ fn answer<P: Paging>(request: Request, lines: &mut Lines, service: &Service<P>) 
             };
             done.map_or_else(Reply::Error, |()| Reply::Ok(json!({})))
         }
-        Request::Adopt { pid, when_grown, front } => reply(service.adopt(pid, !when_grown, front).map(|()| json!({}))),
+        Request::Adopt { pid, when_grown, front, share } => reply(service.adopt(pid, !when_grown, front, &share)),
+        Request::Share { pid, share } => reply(service.share(pid, &share)),
         Request::Show { pid } => reply(service.show(pid)),
         Request::HandOver { version } => match service.may_hand_over(version) {
             Err(why) => Reply::Error(why),
@@ -212,9 +213,10 @@ pub(crate) fn ask(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::daemon::Host;
     use crate::lines::LINE_BYTES_MAX;
     use spillway_core::policy::{Kind, Scope, Settings};
-    use spillway_pager::{Local, Snapshot};
+    use spillway_pager::{Local, Share, Snapshot, TreeSnapshot};
     use std::io::{Read, Write};
     use std::sync::Mutex;
 
@@ -223,6 +225,7 @@ mod tests {
     struct Fake {
         local: Mutex<Option<Local>>,
         replacement: Mutex<Settings>,
+        trees: Mutex<Vec<(i32, Share)>>,
         refuses: bool,
     }
 
@@ -246,6 +249,29 @@ mod tests {
         }
         fn has_targets(&self) -> bool {
             true
+        }
+        fn adopt_tree(&self, pid: i32, _: bool, share: Share) -> Result<(), String> {
+            self.trees.lock().expect("sound").push((pid, share));
+            Ok(())
+        }
+        fn change_share(&self, pid: i32, change: &mut dyn FnMut(&mut Share)) -> Result<(), String> {
+            let mut trees = self.trees.lock().expect("sound");
+            let tree = trees.iter_mut().find(|tree| tree.0 == pid).ok_or("not managed")?;
+            change(&mut tree.1);
+            Ok(())
+        }
+        fn release_tree(&self, pid: i32, progress: &mut dyn FnMut(u64, u64)) -> Result<(), String> {
+            progress(1, 2);
+            self.trees.lock().expect("sound").retain(|tree| tree.0 != pid);
+            Ok(())
+        }
+        fn trees(&self) -> Vec<TreeSnapshot> {
+            let trees = self.trees.lock().expect("sound");
+            trees.iter().map(|&(root, share)| TreeSnapshot { root, share, ..TreeSnapshot::default() }).collect()
+        }
+        fn resize(&self, local: Local) -> Result<(), String> {
+            *self.local.lock().expect("sound") = Some(local);
+            Ok(())
         }
     }
 
@@ -312,6 +338,46 @@ mod tests {
         assert_eq!(service.replacement(), Settings::default());
         let said = answers(&service, Peer::Command, b"{\"op\":\"detach\"}\n");
         assert!(said.ends_with("{\"error\":\"no room\"}\n") && service.detachment().is_none(), "{said}");
+    }
+
+    #[test]
+    fn a_daemon_is_asked_for_one_target_at_a_time() {
+        let daemon = Service::new(Fake::default(), 0, 0).of_daemon(Host::new("local:".into()));
+        let lines = |text: &str| -> Vec<Value> {
+            let said = answers(&daemon, Peer::Command, text.as_bytes());
+            said.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+        };
+        let said = lines("{\"op\":\"adopt\",\"pid\":5}\n{\"op\":\"adopt\",\"pid\":6,\"share\":{\"max\":\"8M\"}}\n");
+        assert!(said.iter().all(|line| line.get("ok").is_some()), "{said:?}");
+        lines("{\"op\":\"share\",\"pid\":5,\"share\":{\"min\":\"4M\",\"weight\":300}}\n");
+        let said = lines("{\"op\":\"stats\"}\n");
+        let targets = &said[0]["ok"]["targets"];
+        assert_eq!((targets[0]["pid"].as_i64(), targets[0]["min_bytes"].as_u64()), (Some(5), Some(4 << 20)));
+        assert_eq!((targets[1]["max_bytes"].as_u64(), targets[1]["weight"].as_u64()), (Some(8 << 20), Some(100)));
+        assert_eq!(said[0]["ok"]["daemon"], json!(true));
+        let said = lines("{\"op\":\"release\",\"pid\":5}\n{\"op\":\"show\",\"pid\":6}\n{\"op\":\"show\",\"pid\":5}\n");
+        assert_eq!((&said[0]["progress"], &said[1]["ok"]), (&json!([1, 2]), &json!({})));
+        assert_eq!(said[2]["ok"]["pid"], json!(6));
+        assert!(said[3]["error"].as_str().is_some_and(|why| why.contains("not managed here")));
+        for wrong in [
+            "{\"op\":\"detach\"}",
+            "{\"op\":\"adopt\",\"pid\":7,\"share\":{\"min\":\"1K\"}}",
+            "{\"op\":\"adopt\",\"pid\":7,\"share\":{\"least\":\"1G\"}}",
+            "{\"op\":\"share\",\"pid\":6,\"share\":{\"weight\":0}}",
+            "{\"op\":\"share\",\"pid\":99,\"share\":{}}",
+            "{\"op\":\"adopt\"}",
+        ] {
+            assert!(lines(&format!("{wrong}\n"))[0].get("error").is_some(), "{wrong}");
+        }
+        lines("{\"op\":\"shutdown\"}\n");
+        assert!(daemon.is_detached());
+        assert!(
+            lines("{\"op\":\"adopt\",\"pid\":8}\n")[0]["error"].as_str().is_some_and(|why| why.contains("letting"))
+        );
+        // One that serves one program knows nothing of that.
+        for text in ["{\"op\":\"adopt\",\"pid\":5}\n", "{\"op\":\"release\",\"pid\":5}\n", "{\"op\":\"shutdown\"}\n"] {
+            assert!(answers(&service(false), Peer::Command, text.as_bytes()).contains("only `spillway daemon`"));
+        }
     }
 
     #[test]

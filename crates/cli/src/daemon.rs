@@ -4,11 +4,13 @@
 //! targets to the next one, which takes over before it answers anyone. If it is killed, its targets stop rather than read
 //! zeros.
 
+mod asked;
 pub(crate) mod client;
 mod config;
 mod host;
 mod notify;
 mod place;
+pub(crate) mod share;
 
 use crate::failure::{FAILED, Failure};
 use crate::service::{Detachment, Service};
@@ -68,14 +70,17 @@ pub(crate) fn daemon(args: &Args) -> Result<u8, Failure> {
     let outlived = pager.can_be_outlived();
     let service = Arc::new(Service::new(pager, 0, 0).of_daemon(Host::new(url.clone())));
     let listener = place.bind()?;
-    control::listen(listener, Arc::clone(&service))
-        .map_err(|error| Failure::new(FAILED, format!("the control socket cannot be served: {}", say::error(&error))))?;
+    control::listen(listener, Arc::clone(&service)).map_err(|error| {
+        Failure::new(FAILED, format!("the control socket cannot be served: {}", say::error(&error)))
+    })?;
     notify::tell("READY=1");
     if !args.quiet {
         say::note(note);
         say::note(format!("listening at {}", say::clean(&place.path().to_string_lossy())));
         if !outlived {
-            say::note(format!("pages in `{url}` cannot be taken over: should this daemon be killed, its targets wait for ever"));
+            say::note(format!(
+                "pages in `{url}` cannot be taken over: should this daemon be killed, its targets wait for ever"
+            ));
         }
     }
     serve(&service);
@@ -87,7 +92,8 @@ pub(crate) fn daemon(args: &Args) -> Result<u8, Failure> {
 impl Said {
     fn of(args: &Args) -> Result<Self, Failure> {
         let config = args.config.as_deref().map_or_else(|| Ok(Config::default()), read)?;
-        let local = args.local.as_ref().or(config.local.as_ref()).map(|text| of_host(local::parse(text)?)).transpose()?;
+        let local =
+            args.local.as_ref().or(config.local.as_ref()).map(|text| of_host(local::parse(text)?)).transpose()?;
         let pool = args.pool.clone().or(config.pool);
         pool.as_ref().map(|url| pool::parse(url)).transpose()?;
         Ok(Self { local, pool, replacement: config.replacement })

@@ -12,7 +12,7 @@ const SILENCE_LIMIT: Duration = Duration::from_secs(60);
 /// What `spillway detach` is given.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A managed process, or the `spillway run` before it
+    /// A managed process, or the `spillway run` before it; a daemon, to let all go and end it
     #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
     pid: i32,
 }
@@ -23,7 +23,12 @@ pub(crate) fn detach(args: &Args) -> Result<u8, Failure> {
     let since = Instant::now();
     let mut line = Progress::new();
     let mut progress = |done, total| line.show(done, total, since);
-    let done = control::ask(&mut found.lines, &Request::Detach, SILENCE_LIMIT, &mut progress);
+    let request = match (found.listing.daemon, found.is_daemon_itself()) {
+        (true, true) => Request::Shutdown,
+        (true, false) => Request::Release { pid: found.known_by },
+        (false, _) => Request::Detach,
+    };
+    let done = control::ask(&mut found.lines, &request, SILENCE_LIMIT, &mut progress);
     drop(line);
     done.map(|_| 0).map_err(|text| Failure::new(FAILED, text))
 }

@@ -9,8 +9,8 @@ use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// The longest line in bytes: a listing of the processes of one pager fits, a flood does not.
-pub(crate) const LINE_BYTES_MAX: usize = 64 << 10;
+/// The longest line in bytes: a listing of a thousand targets of a daemon fits, a flood does not.
+pub(crate) const LINE_BYTES_MAX: usize = 512 << 10;
 /// How long a peer may leave what we write unread.
 const WRITE_LIMIT: Duration = Duration::from_secs(5);
 

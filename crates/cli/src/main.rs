@@ -8,9 +8,11 @@ mod attach;
 mod bench;
 mod control;
 mod cost;
+mod daemon;
 mod detach;
 mod doctor;
 mod failure;
+mod keeper;
 mod lines;
 mod local;
 mod pager_process;
@@ -23,6 +25,7 @@ mod recorder;
 mod replace;
 mod replacement;
 mod report;
+mod request;
 mod resize;
 mod run;
 mod say;
@@ -59,7 +62,8 @@ Examples:
   spillway attach 4711 --local 1G
   spillway resize 4711 4G
   spillway upgrade 4711
-  spillway set 4711 policy=lru3 evict=pre-evict";
+  spillway set 4711 policy=lru3 evict=pre-evict
+  spillway daemon --local 8G";
 
 /// Runs or adopts any program inside a budget of local memory; the rest goes to a pool
 #[derive(Parser)]
@@ -75,6 +79,8 @@ enum Command {
     Run(run::Args),
     /// Adopt a process that runs already; Ctrl-C or `detach` lets it go
     Attach(attach::Args),
+    /// Serve all targets of this host with one pager, under one budget
+    Daemon(daemon::Args),
     /// Bring all pages of a process home and let it go
     Detach(detach::Args),
     /// Take a process over from the pager that `attach` started, with this binary
@@ -121,6 +127,7 @@ fn perform(command: &Command) -> Result<u8, Failure> {
     match command {
         Command::Run(args) => run::run(args),
         Command::Attach(args) => attach::attach(args),
+        Command::Daemon(args) => daemon::daemon(args),
         Command::Detach(args) => detach::detach(args),
         Command::Upgrade(args) => upgrade::upgrade(args),
         Command::Resize(args) => resize::resize(args),

@@ -1,10 +1,12 @@
 //! `spillway ps`: the pagers at work, and what they hold.
 
-use crate::failure::Failure;
+use crate::daemon::TargetListing;
+use crate::failure::{FAILED, Failure};
 use crate::service::Listing;
 use crate::{processes, say, sockets};
-use serde::Serialize;
+use serde_json::Value;
 use spillway_core::size::Bytes;
+use spillway_pager::{FaultTimes, Snapshot};
 
 /// What `spillway ps` is given.
 #[derive(clap::Args)]
@@ -15,52 +17,87 @@ pub(crate) struct Args {
 }
 
 /// One line of the listing.
-#[derive(Serialize)]
 struct Row {
-    command: String,
-    #[serde(flatten)]
-    listing: Listing,
+    pid: i32,
+    cells: [String; 10],
+    /// All of it.
+    value: Value,
 }
 
-/// Lists the pagers that answer this user.
+/// Lists the pagers that answer this user, and the targets of daemons.
 pub(crate) fn ps(args: &Args) -> Result<u8, Failure> {
-    let mut rows: Vec<Row> = sockets::pagers()
-        .into_iter()
-        .filter(|found| found.listing.snapshot.pid > 0 && !found.listing.detached)
-        .map(|found| Row {
-            command: processes::command(found.listing.snapshot.pid).unwrap_or_else(|| "(ended)".into()),
-            listing: found.listing,
-        })
-        .collect();
-    rows.sort_by_key(|row| row.listing.snapshot.pid);
+    let failed = |error: serde_json::Error| Failure::new(FAILED, error.to_string());
+    let found: Vec<Listing> = sockets::pagers().into_iter().map(|found| found.listing).collect();
+    let mut rows = Vec::new();
+    for listing in found.into_iter().filter(|listing| !listing.detached) {
+        if listing.daemon {
+            for target in &listing.targets {
+                rows.push(of_target(&listing, target).map_err(failed)?);
+            }
+            let pid = listing.pager_pid;
+            rows.push(
+                of_pager(Listing { targets: Vec::new(), snapshot: Snapshot { pid, ..listing.snapshot }, ..listing })
+                    .map_err(failed)?,
+            );
+        } else if listing.snapshot.pid > 0 {
+            rows.push(of_pager(listing).map_err(failed)?);
+        }
+    }
+    rows.sort_by_key(|row| row.pid);
     let text = if args.json {
-        serde_json::to_string_pretty(&rows).map_err(|error| Failure::new(crate::failure::FAILED, error.to_string()))?
-            + "\n"
+        let values: Vec<&Value> = rows.iter().map(|row| &row.value).collect();
+        serde_json::to_string_pretty(&values).map_err(failed)? + "\n"
     } else {
-        table(&rows.iter().map(columns).collect::<Vec<_>>())
+        table(&rows.into_iter().map(|row| row.cells).collect::<Vec<_>>())
     };
     say::print(&text);
     Ok(0)
+}
+
+fn command(pid: i32) -> String {
+    processes::command(pid).unwrap_or_else(|| "(ended)".into())
+}
+
+fn of_pager(listing: Listing) -> Result<Row, serde_json::Error> {
+    let of = &listing.snapshot;
+    let command = command(of.pid);
+    let sizes = [of.touched_bytes, of.local_bytes, of.budget_bytes, of.stored_bytes];
+    let cells = cells(of.pid, of.processes, sizes, of.faults_per_s, of.fault_us, &command);
+    let pid = of.pid;
+    let mut value = serde_json::to_value(listing)?;
+    value["command"] = command.into();
+    Ok(Row { pid, cells, value })
+}
+
+/// A target of a daemon: what is the same for all of them stands in each.
+fn of_target(daemon: &Listing, of: &TargetListing) -> Result<Row, serde_json::Error> {
+    let command = command(of.pid);
+    let budget = of.max_bytes.unwrap_or(u64::MAX).min(daemon.snapshot.budget_bytes);
+    let sizes = [of.touched_bytes, of.local_bytes, budget, of.stored_bytes];
+    let cells = cells(of.pid, of.processes, sizes, of.faults_per_s, of.fault_us, &command);
+    let mut value = serde_json::to_value(of)?;
+    let Snapshot { policy, evict, scope, block, .. } = &daemon.snapshot;
+    for (key, name) in [("policy", policy), ("evict", evict), ("scope", scope), ("block", block)] {
+        value[key] = name.as_str().into();
+    }
+    value["command"] = command.into();
+    value["budget_bytes"] = budget.into();
+    value["pager_pid"] = daemon.pager_pid.into();
+    value["daemon_pid"] = daemon.pager_pid.into();
+    value["daemon"] = false.into();
+    value["detached"] = false.into();
+    Ok(Row { pid: of.pid, cells, value })
 }
 
 const COMMAND_CHARS_MAX: usize = 60;
 const HEAD: [&str; 10] =
     ["PID", "PROCS", "TOUCHED", "LOCAL", "BUDGET", "STORED", "FAULTS/S", "P50 US", "P99 US", "COMMAND"];
 
-fn columns(row: &Row) -> [String; 10] {
-    let of = &row.listing.snapshot;
-    [
-        of.pid.to_string(),
-        of.processes.to_string(),
-        Bytes(of.touched_bytes).to_string(),
-        Bytes(of.local_bytes).to_string(),
-        Bytes(of.budget_bytes).to_string(),
-        Bytes(of.stored_bytes).to_string(),
-        format!("{:.0}", of.faults_per_s),
-        format!("{:.1}", of.fault_us.p50),
-        format!("{:.1}", of.fault_us.p99),
-        short(&row.command),
-    ]
+fn cells(pid: i32, processes: u64, sizes: [u64; 4], rate: f64, times: FaultTimes, command: &str) -> [String; 10] {
+    let [touched, local, budget, stored] = sizes.map(|size| Bytes(size).to_string());
+    let (pid, processes, rate) = (pid.to_string(), processes.to_string(), format!("{rate:.0}"));
+    let (p50, p99) = (format!("{:.1}", times.p50), format!("{:.1}", times.p99));
+    [pid, processes, touched, local, budget, stored, rate, p50, p99, short(command)]
 }
 
 /// Enough of a command line to know it by; the whole of it is in the JSON.

@@ -1,6 +1,7 @@
 //! `--policy`, `--evict`, `--scope`, `--block`: which pages leave, when and whose, and how many move together.
 
 use spillway_core::policy::{Block, Kind, Scheme, Scope, SettingError, Settings};
+use spillway_pager::Snapshot;
 
 const POLICIES: &str = "\
 Which pages leave first. No policy sees access bits: a page counts as used when
@@ -25,24 +26,42 @@ How many adjacent pages come back, and leave, together.
 /// What `run`, `attach` and `trace` are given.
 #[derive(Clone, Copy, clap::Args)]
 pub(crate) struct Choices {
-    /// Which pages leave first
-    #[arg(long, value_name = "NAME", default_value = Kind::default().name(), long_help = POLICIES)]
-    policy: Kind,
-    /// When pages leave: pre-evict (some room is kept free) or on-demand
-    #[arg(long, value_name = "SCHEME", default_value = Scheme::default().name())]
-    evict: Scheme,
-    /// Whose pages leave: global (everyone's) or target (of whoever needs room)
-    #[arg(long, value_name = "SCOPE", default_value = Scope::default().name())]
-    scope: Scope,
-    /// How many adjacent pages move together: elastic, or 4k, 8k, 16k, 32k, 64k
-    #[arg(long, value_name = "SIZE", value_parser = block, default_value = Block::default().name(), long_help = BLOCKS)]
-    block: Block,
+    /// Which pages leave first [default: clock]
+    #[arg(long, value_name = "NAME", long_help = POLICIES)]
+    policy: Option<Kind>,
+    /// When pages leave: pre-evict (some room is kept free) or on-demand [default: pre-evict]
+    #[arg(long, value_name = "SCHEME")]
+    evict: Option<Scheme>,
+    /// Whose pages leave: global (everyone's) or target (of whoever needs room) [default: global]
+    #[arg(long, value_name = "SCOPE")]
+    scope: Option<Scope>,
+    /// How many adjacent pages move together: elastic, or 4k, 8k, 16k, 32k, 64k [default: elastic]
+    #[arg(long, value_name = "SIZE", value_parser = block, long_help = BLOCKS)]
+    block: Option<Block>,
 }
 
 impl Choices {
-    /// What was chosen.
+    /// What was chosen, and the defaults for what was not.
     pub(crate) fn settings(self) -> Settings {
-        Settings { policy: self.policy, evict: self.evict, scope: self.scope, block: self.block }
+        let default = Settings::default();
+        Settings {
+            policy: self.policy.unwrap_or(default.policy),
+            evict: self.evict.unwrap_or(default.evict),
+            scope: self.scope.unwrap_or(default.scope),
+            block: self.block.unwrap_or(default.block),
+        }
+    }
+
+    /// What was chosen otherwise than a pager has it: the option, and what the pager has.
+    pub(crate) fn against(self, theirs: &Snapshot) -> Option<(&'static str, String)> {
+        let all = [
+            ("--policy", self.policy.map(Kind::name), &theirs.policy),
+            ("--evict", self.evict.map(Scheme::name), &theirs.evict),
+            ("--scope", self.scope.map(Scope::name), &theirs.scope),
+            ("--block", self.block.map(Block::name), &theirs.block),
+        ];
+        let found = all.into_iter().find(|(_, chosen, theirs)| chosen.is_some_and(|chosen| chosen != theirs.as_str()));
+        found.map(|(key, _, theirs)| (key, theirs.clone()))
     }
 }
 

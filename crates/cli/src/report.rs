@@ -1,8 +1,11 @@
 //! What is told at the end: the summary line and the `--stats` file, which is whole or absent.
 
+use crate::daemon::TargetListing;
 use crate::failure::{FAILED, Failure};
 use crate::replace::Place;
 use crate::say;
+use serde::Serialize;
+use spillway_core::PAGE_BYTES_U64;
 use spillway_core::size::Bytes;
 use spillway_pager::Snapshot;
 use std::io::Write;
@@ -21,6 +24,18 @@ pub(crate) fn summary(of: &Snapshot) -> String {
     )
 }
 
+/// The same of a target that a daemon has served.
+pub(crate) fn summary_of_target(of: &TargetListing, daemon: i32) -> String {
+    format!(
+        "served by the daemon (process {daemon}): {} faults, p50 {:.1} us, p99 {:.1} us, {} evicted, {} fetched",
+        of.faults,
+        of.fault_us.p50,
+        of.fault_us.p99,
+        Bytes(of.evicted_pages * PAGE_BYTES_U64),
+        Bytes(of.fetched_pages * PAGE_BYTES_U64),
+    )
+}
+
 /// Where the final counters go.
 pub(crate) struct StatsFile(Place);
 
@@ -34,7 +49,7 @@ impl StatsFile {
     }
 
     /// Writes the counters.
-    pub(crate) fn write(self, of: &Snapshot) -> Result<(), Failure> {
+    pub(crate) fn write(self, of: &impl Serialize) -> Result<(), Failure> {
         let text = serde_json::to_string_pretty(of).map_err(Into::into);
         let written = text.and_then(|text| self.0.replace(|mut file| writeln!(file, "{text}")));
         written.map_err(|error: std::io::Error| {

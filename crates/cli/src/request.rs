@@ -39,6 +39,16 @@ pub(crate) enum Request {
         /// The `spillway run` process that stops and goes on with it, or 0.
         #[serde(default)]
         front: i32,
+        /// What it may have of local memory.
+        #[serde(default)]
+        share: ShareText,
+    },
+    /// Only a daemon: what one target may have of local memory; what is not named stays as it is.
+    Share {
+        /// The target, or a process of it.
+        pid: i32,
+        /// What changes.
+        share: ShareText,
     },
     /// Only a daemon: all pages of one target home, and nothing of ours stays in it.
     Release {
@@ -71,6 +81,21 @@ pub(crate) enum Request {
     },
     /// Only from `spillway run`: what is recorded is to be complete; how much it was is answered.
     EndRecording,
+}
+
+/// What a target may have of local memory, as users write it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ShareText {
+    /// Not taken from it for others: a size, or a share of this host's memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) min: Option<String>,
+    /// It never has more; `all` for no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) max: Option<String>,
+    /// What its pages above the minimum are worth beside those of others; 100 if nothing is said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) weight: Option<u32>,
 }
 
 impl Request {

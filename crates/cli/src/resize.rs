@@ -1,13 +1,14 @@
-//! `spillway resize`: asks a pager to keep another budget.
+//! `spillway resize`: asks a pager to keep another budget; a daemon, another maximum for one target.
 
 use crate::control::{self, Request};
 use crate::failure::Failure;
+use crate::request::ShareText;
 use crate::{local, sockets};
 
 /// What `spillway resize` is given.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A managed process, or the `spillway run` before it
+    /// A managed process, or the `spillway run` before it; a daemon, for all of its targets
     #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
     pid: i32,
     /// Local memory from now on: 512M, 2G, or a share of what was touched
@@ -19,7 +20,12 @@ pub(crate) struct Args {
 pub(crate) fn resize(args: &Args) -> Result<u8, Failure> {
     local::parse(&args.local)?;
     let mut found = sockets::pager_of(args.pid)?;
-    let request = Request::Resize { local: args.local.clone() };
+    let local = args.local.clone();
+    let request = if found.listing.daemon && !found.is_daemon_itself() {
+        Request::Share { pid: found.known_by, share: ShareText { max: Some(local), ..ShareText::default() } }
+    } else {
+        Request::Resize { local }
+    };
     control::ask(&mut found.lines, &request, sockets::ANSWER_LIMIT, &mut |_, _| {}).map_err(Failure::refused)?;
     Ok(0)
 }

@@ -2,17 +2,20 @@
 //!
 //! Invariants: the target starts only when its pager is ready, in our process group, with the descriptors, signal mask
 //! and dispositions that we were given. It never outlives its memory: if the pager dies, the target is killed; if we
-//! are killed, the kernel kills the target.
+//! are killed, the kernel kills the target. Where a daemon manages it, it waits for the next one instead.
 //!
 //! Signals: keys on the terminal reach the whole group, so the target has its own; what another process sends to us is
 //! sent on, unless it was sent to the whole group. When the target stops or goes on, so do we.
 
+use crate::daemon::{self, client::Wanted};
 use crate::failure::{FAILED, Failure, NOT_EXECUTABLE, NOT_FOUND, PAGER_DIED};
+use crate::keeper::Keeper;
 use crate::pager_process::PagerProcess;
-use crate::report::{self, StatsFile};
+use crate::report::StatsFile;
 use crate::stops;
 use crate::sys::{self, Caught, Change};
 use crate::terms::Terms;
+use crate::trace::Tape;
 use crate::witness::Witness;
 use crate::{local, pool, processes, replacement, say};
 use std::ffi::OsString;
@@ -22,17 +25,22 @@ use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
+/// What `--local` is when it is not given, and no daemon runs.
+const DEFAULT_LOCAL: &str = "50%";
+
 /// What `spillway run` is given.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Local memory for all of it: 512M, 2G, or a share of what it touches
-    #[arg(long, value_name = "SIZE|PERCENT", default_value = "50%")]
-    local: String,
-    /// Where the rest goes; local: is this host, compressed
-    #[arg(long, value_name = "URL", default_value = pool::DEFAULT)]
-    pool: String,
+    /// Local memory for all of it: 512M, 2G, or a share of what it touches [default: 50%, or what a daemon gives]
+    #[arg(long, value_name = "SIZE|PERCENT")]
+    local: Option<String>,
+    /// Where the rest goes; local: is this host, compressed [default: local:, or the daemon's]
+    #[arg(long, value_name = "URL")]
+    pool: Option<String>,
     #[command(flatten)]
     replacement: replacement::Choices,
+    #[command(flatten)]
+    daemon: daemon::client::Choice,
     /// Write the final counters to this file, as JSON
     #[arg(long, value_name = "FILE")]
     stats: Option<PathBuf>,
@@ -46,9 +54,15 @@ pub(crate) struct Args {
 
 /// Runs the program to its end; the exit status is its own.
 pub(crate) fn run(args: &Args) -> Result<u8, Failure> {
+    let (local, pool) = (args.local.as_deref(), args.pool.as_deref());
+    let wanted = Wanted { local, pool, replacement: &args.replacement };
+    if let Some(client) = args.daemon.daemon(&wanted)? {
+        let stats = args.stats.as_deref().map(StatsFile::prepare).transpose()?;
+        return go(&args.command, Keeper::Daemon(client, 0), None, stats, args.quiet);
+    }
     let terms = Terms {
-        local: &args.local,
-        pool: &args.pool,
+        local: local.unwrap_or(DEFAULT_LOCAL),
+        pool: pool.unwrap_or(pool::DEFAULT),
         replacement: args.replacement.settings(),
         stats: args.stats.as_deref(),
         quiet: args.quiet,
@@ -57,15 +71,26 @@ pub(crate) fn run(args: &Args) -> Result<u8, Failure> {
     manage(&args.command, &terms)
 }
 
-/// Does what `run` does.
+/// Does what `run` does, with a pager for the program alone.
 pub(crate) fn manage(argv: &[OsString], terms: &Terms<'_>) -> Result<u8, Failure> {
     local::parse(terms.local)?;
     pool::parse(terms.pool)?;
     let stats = terms.stats.map(StatsFile::prepare).transpose()?;
-    let (mut pager, warning) = PagerProcess::start(terms.local, terms.pool, terms.replacement, terms.tape)?;
+    let (pager, warning) = PagerProcess::start(terms.local, terms.pool, terms.replacement, terms.tape)?;
     if let Some(warning) = warning.filter(|_| !terms.quiet) {
         say::note(warning);
     }
+    go(argv, Keeper::Own(pager), terms.tape, stats, terms.quiet)
+}
+
+/// Runs the program to its end.
+fn go(
+    argv: &[OsString],
+    mut keeper: Keeper,
+    tape: Option<&Tape>,
+    stats: Option<StatsFile>,
+    quiet: bool,
+) -> Result<u8, Failure> {
     // Until here a signal ends us as it would end any program.
     let inherited = sys::block_signals();
     let witness = Witness::place();
@@ -74,29 +99,20 @@ pub(crate) fn manage(argv: &[OsString], terms: &Terms<'_>) -> Result<u8, Failure
     sys::prepare_target(&mut command, inherited);
     let target = command.spawn().map_err(|error| not_started(&argv[0], &error))?;
     let target = i32::try_from(target.id()).unwrap_or(0);
-    pager.set_target(target);
+    keeper.set_target(target);
 
-    let mut front = Front { target, pager, witness, interrupted: None };
+    let mut front = Front { target, keeper, witness, interrupted: None };
     let Some(status) = front.wait_for_end() else { return Err(front.end_orphan()) };
-    if let Some(tape) = terms.tape {
+    if let Some(tape) = tape {
         // The program did its work: its status counts, whatever became of the trace.
-        tape.tell(front.pager.end_recording(), terms.quiet).unwrap_or_else(say::note);
+        tape.tell(front.keeper.end_recording(), quiet).unwrap_or_else(say::note);
     }
-    match front.pager.snapshot() {
-        Some(snapshot) => {
-            if !terms.quiet {
-                say::note(report::summary(&snapshot));
-            }
-            if let Some(why) = &snapshot.refused {
-                say::note(format!("a process ran without a budget: {why}"));
-            }
-            // The program did its work: its status counts, whatever became of the counters.
-            let written = stats.map_or(Ok(()), |stats| stats.write(&snapshot));
-            written.unwrap_or_else(say::note);
-        }
+    if !front.keeper.tell(quiet, stats) {
         // The agent in the target was first to see that the pager died.
-        None if status.signal() == Some(libc::SIGKILL) => return Err(pager_died()),
-        None => say::note("the pager gave no final counters; the program had ended by then"),
+        if status.signal() == Some(libc::SIGKILL) && matches!(front.keeper, Keeper::Own(_)) {
+            return Err(pager_died());
+        }
+        say::note("the pager gave no final counters; the program had ended by then");
     }
     Ok(front.exit_status(status))
 }
@@ -116,7 +132,7 @@ fn not_started(program: &OsString, error: &io::Error) -> Failure {
 /// The process between the shell and the target.
 struct Front {
     target: i32,
-    pager: PagerProcess,
+    keeper: Keeper,
     witness: Witness,
     /// The last of SIGINT and SIGQUIT that a key on the terminal sent to our group.
     interrupted: Option<i32>,
@@ -143,7 +159,7 @@ impl Front {
                     Change::Continued => {}
                 }
             }
-            if self.pager.is_dead() {
+            if self.keeper.is_dead() {
                 return None;
             }
         }
@@ -176,9 +192,9 @@ impl Front {
 
     /// Stops us as the target was stopped, so that the shell takes the terminal back.
     fn stop(&mut self, signal: i32) {
-        self.pager.announce_stop(true);
+        self.keeper.announce_stop(true);
         sys::stop_self(signal);
-        self.pager.announce_stop(false);
+        self.keeper.announce_stop(false);
     }
 
     /// Ends the target and its descendants, whose memory is gone.

@@ -3,12 +3,13 @@
 //! Invariants: at most one detachment is under way; once it has succeeded the pages are home and nothing else is asked
 //! of the pager but its counters; a failed one leaves everything managed.
 
+use crate::daemon::{Host, TargetListing};
 use crate::recorder::Totals;
 use crate::stops;
 use crate::trace::FileRecorder;
 use serde::{Deserialize, Serialize};
 use spillway_core::policy::{SettingError, Settings};
-use spillway_pager::{Local, Pager, Snapshot};
+use spillway_pager::{Local, Pager, Share, Snapshot, TreeSnapshot};
 use spillway_store::vault::VERSION;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -31,6 +32,16 @@ pub(crate) trait Paging: Send + Sync {
     fn has_targets(&self) -> bool;
     /// Whether another pager could take over now.
     fn can_be_outlived(&self) -> bool;
+    /// Manages a process with its descendants, now or when they have grown.
+    fn adopt_tree(&self, pid: i32, at_once: bool, share: Share) -> Result<(), String>;
+    /// Changes what one target may have.
+    fn change_share(&self, pid: i32, change: &mut dyn FnMut(&mut Share)) -> Result<(), String>;
+    /// Lets one target go.
+    fn release_tree(&self, pid: i32, progress: &mut dyn FnMut(u64, u64)) -> Result<(), String>;
+    /// All targets, and those that have ended of late.
+    fn trees(&self) -> Vec<TreeSnapshot>;
+    /// Changes the budget, if what is promised to targets fits into it.
+    fn resize(&self, local: Local) -> Result<(), String>;
 }
 
 impl Paging for Pager {
@@ -56,6 +67,26 @@ impl Paging for Pager {
 
     fn has_targets(&self) -> bool {
         Self::has_targets(self)
+    }
+
+    fn adopt_tree(&self, pid: i32, at_once: bool, share: Share) -> Result<(), String> {
+        Self::adopt_tree(self, pid, at_once, share).map_err(|error| error.to_string())
+    }
+
+    fn change_share(&self, pid: i32, change: &mut dyn FnMut(&mut Share)) -> Result<(), String> {
+        Self::change_share(self, pid, change).map_err(|error| error.to_string())
+    }
+
+    fn release_tree(&self, pid: i32, progress: &mut dyn FnMut(u64, u64)) -> Result<(), String> {
+        Self::release_tree(self, pid, progress).map_err(|error| error.to_string())
+    }
+
+    fn trees(&self) -> Vec<TreeSnapshot> {
+        Self::trees(self)
+    }
+
+    fn resize(&self, local: Local) -> Result<(), String> {
+        Self::resize(self, local).map_err(|error| error.to_string())
     }
 }
 
@@ -94,6 +125,8 @@ pub(crate) struct Service<P = Pager> {
     answering: AtomicUsize,
     /// The most that was seen in the pool, and what the pool kept for it.
     stored_peak: Mutex<(u64, u64)>,
+    /// Where this is a daemon.
+    host: Option<Host>,
 }
 
 /// A request under way.
@@ -114,6 +147,15 @@ pub(crate) struct Listing {
     pub(crate) front_pid: i32,
     /// Whether all pages went home, so that nothing is managed any more.
     pub(crate) detached: bool,
+    /// Whether this is a daemon.
+    #[serde(default)]
+    pub(crate) daemon: bool,
+    /// Where a daemon's pages are.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) pool: String,
+    /// What a daemon manages.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) targets: Vec<TargetListing>,
     /// The counters, `pid` among them.
     #[serde(flatten)]
     pub(crate) snapshot: Snapshot,
@@ -131,7 +173,23 @@ impl<P: Paging> Service<P> {
             recorder: Mutex::new(None),
             answering: AtomicUsize::new(0),
             stored_peak: Mutex::new((0, 0)),
+            host: None,
         }
+    }
+
+    /// The same, of a daemon.
+    pub(crate) fn of_daemon(self, host: Host) -> Self {
+        Self { host: Some(host), ..self }
+    }
+
+    /// What it knows beyond its pager, where this is a daemon.
+    pub(crate) fn host(&self) -> Option<&Host> {
+        self.host.as_ref()
+    }
+
+    /// The pager, of one that serves.
+    pub(crate) fn pager(&self) -> &P {
+        &self.pager
     }
 
     /// The same, of a pager that records.
@@ -143,11 +201,6 @@ impl<P: Paging> Service<P> {
     pub(crate) fn end_recording(&self) -> Option<Result<Totals, String>> {
         let recorder = self.recorder.lock().unwrap_or_else(PoisonError::into_inner).take()?;
         Some(recorder.finish().map(|(_, totals)| totals))
-    }
-
-    /// What serves faults.
-    pub(crate) fn pager(&self) -> &P {
-        &self.pager
     }
 
     /// The process that stands for the tree; 0 as long as it is not started.
@@ -186,7 +239,17 @@ impl<P: Paging> Service<P> {
     /// The counters now, and who is who.
     pub(crate) fn listing(&self) -> Listing {
         let pager_pid = i32::try_from(std::process::id()).unwrap_or(0);
-        Listing { pager_pid, front_pid: self.front, detached: self.is_detached(), snapshot: self.snapshot() }
+        let snapshot = self.snapshot();
+        let trees = self.host.iter().flat_map(|host| self.pager.trees().into_iter().map(|tree| host.listing(tree)));
+        Listing {
+            pager_pid,
+            front_pid: self.front,
+            detached: self.is_detached(),
+            daemon: self.host.is_some(),
+            pool: self.host.as_ref().map_or_else(String::new, |host| host.pool.clone()),
+            targets: trees.filter(|target| !target.ended).collect(),
+            snapshot,
+        }
     }
 
     /// Whether a pager that knows this layout could take over now; if not, why not.
@@ -310,6 +373,21 @@ mod tests {
         }
         fn has_targets(&self) -> bool {
             self.snapshot().processes > 0
+        }
+        fn adopt_tree(&self, _: i32, _: bool, _: Share) -> Result<(), String> {
+            Ok(())
+        }
+        fn change_share(&self, _: i32, _: &mut dyn FnMut(&mut Share)) -> Result<(), String> {
+            Ok(())
+        }
+        fn release_tree(&self, _: i32, _: &mut dyn FnMut(u64, u64)) -> Result<(), String> {
+            Ok(())
+        }
+        fn trees(&self) -> Vec<TreeSnapshot> {
+            Vec::new()
+        }
+        fn resize(&self, _: Local) -> Result<(), String> {
+            Ok(())
         }
     }
 

@@ -1,6 +1,7 @@
 //! `spillway set`: tells a pager which pages leave from now on, when and whose, and how many move together.
 
 use crate::control::{self, Request};
+use crate::daemon::share;
 use crate::failure::Failure;
 use crate::sockets;
 use spillway_core::policy::Settings;
@@ -8,25 +9,53 @@ use spillway_core::policy::Settings;
 /// What `spillway set` is given.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A managed process, or the `spillway run` before it
+    /// A managed process, or the `spillway run` before it; a daemon, for all of its targets
     #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
     pid: i32,
-    /// policy=NAME, evict=on-demand or pre-evict, scope=target or global, block=elastic or 4k to 64k
+    /// policy=NAME, evict=on-demand or pre-evict, scope=target or global, block=elastic or 4k to 64k;
+    /// of one target of a daemon: min=SIZE, max=SIZE, weight=NUMBER
     #[arg(required = true, value_name = "KEY=VALUE")]
     settings: Vec<String>,
 }
 
 /// Returns when the pager has taken the order: all of it, or none.
 pub(crate) fn set(args: &Args) -> Result<u8, Failure> {
-    check(&args.settings)?;
+    let wanted = share::read(&args.settings).map_err(Failure::refused)?;
+    let is_share = |pair: &&String| pair.split_once('=').is_some_and(|(key, _)| share::KEYS.contains(&key));
+    let (of_one, of_all): (Vec<&String>, Vec<&String>) = args.settings.iter().partition(is_share);
+    check(&of_all)?;
     let mut found = sockets::pager_of(args.pid)?;
-    let request = Request::Set { settings: args.settings.clone() };
+    let pager = found.listing.pager_pid;
+    let of_target = found.listing.daemon && !found.is_daemon_itself();
+    let request = match wanted {
+        Some(share) if of_all.is_empty() && of_target => Request::Share { pid: found.known_by, share },
+        None if !of_target => Request::Set { settings: args.settings.clone() },
+        Some(_) if !found.listing.daemon => {
+            let keys = share::KEYS.join(", ");
+            return Err(Failure::refused(format!(
+                "{keys} divide a daemon's memory, and process {} has a pager of its own: `spillway resize` changes its budget",
+                args.pid
+            )));
+        }
+        Some(_) if !of_target => {
+            let pair = of_one[0];
+            return Err(Failure::refused(format!(
+                "`{pair}` is for one target: `spillway set PID {pair}`; `spillway ps` lists them"
+            )));
+        }
+        _ => {
+            let pair = of_all[0];
+            return Err(Failure::refused(format!(
+                "`{pair}` is for all targets of the daemon: `spillway set {pager} {pair}`"
+            )));
+        }
+    };
     control::ask(&mut found.lines, &request, sockets::ANSWER_LIMIT, &mut |_, _| {}).map_err(Failure::refused)?;
     Ok(0)
 }
 
 /// Refuses what no pager would understand, before one is asked.
-fn check(settings: &[String]) -> Result<(), Failure> {
+fn check(settings: &[&String]) -> Result<(), Failure> {
     let mut any = Settings::default();
     settings.iter().try_for_each(|pair| any.set(pair)).map_err(|error| Failure::refused(error.to_string()))
 }

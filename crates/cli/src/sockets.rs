@@ -4,10 +4,11 @@
 //! its name is of our making and nobody listens any more; a pager that does not answer delays us by a bounded time.
 
 use crate::control::{self, Request};
+use crate::daemon::{self, TargetListing};
 use crate::failure::Failure;
 use crate::lines::Lines;
 use crate::service::Listing;
-use crate::sys;
+use crate::{say, sys};
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
@@ -29,7 +30,7 @@ impl Drop for Bound {
 }
 
 /// Where this user's sockets may be, best first.
-fn own_directories() -> Vec<PathBuf> {
+pub(crate) fn own_directories() -> Vec<PathBuf> {
     let uid = sys::effective_uid();
     let runtime = if uid == 0 {
         Some(PathBuf::from("/run/spillway"))
@@ -79,7 +80,8 @@ pub(crate) fn bind() -> Result<(UnixListener, Bound), String> {
     Err(format!("no control socket, so ps, resize and detach will not find this pager: {why}"))
 }
 
-fn bind_in(directory: &Path) -> io::Result<(UnixListener, Bound)> {
+/// Makes sure that a directory is there, is ours, and is closed to others.
+pub(crate) fn own_directory(directory: &Path) -> io::Result<()> {
     match fs::DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
         _ => {}
@@ -87,6 +89,11 @@ fn bind_in(directory: &Path) -> io::Result<(UnixListener, Bound)> {
     if private_owner(directory)? != sys::effective_uid() {
         return Err(io::Error::new(ErrorKind::PermissionDenied, "it belongs to another user"));
     }
+    Ok(())
+}
+
+fn bind_in(directory: &Path) -> io::Result<(UnixListener, Bound)> {
+    own_directory(directory)?;
     let path = directory.join(format!("{}.sock", std::process::id()));
     let _ = fs::remove_file(&path); // Left by a process that had our id.
     let listener = UnixListener::bind(&path)?;
@@ -107,11 +114,50 @@ pub(crate) struct Found {
     pub(crate) listing: Listing,
     /// Ask it more.
     pub(crate) lines: Lines,
+    /// The process that it was found by: of its own, or managed by it.
+    pub(crate) known_by: i32,
+}
+
+impl Found {
+    /// Whether it is a daemon that was named itself, and not one of its targets.
+    pub(crate) fn is_daemon_itself(&self) -> bool {
+        self.listing.daemon && self.known_by == self.listing.pager_pid
+    }
 }
 
 /// All pagers that answer this user.
 pub(crate) fn pagers() -> Vec<Found> {
-    directories().iter().flat_map(|directory| pagers_in(directory)).collect()
+    let directories = directories();
+    let mut all: Vec<Found> = directories.iter().flat_map(|directory| pagers_in(directory)).collect();
+    // One that was given a place of its own.
+    let elsewhere =
+        daemon::path().filter(|path| path.parent().is_none_or(|it| directories.iter().all(|one| one != it)));
+    if elsewhere.is_some() {
+        all.extend(self::daemon().ok().flatten());
+    }
+    all
+}
+
+/// This user's daemon, if one runs.
+pub(crate) fn daemon() -> Result<Option<Found>, Failure> {
+    let Some(path) = daemon::path() else { return Ok(None) };
+    let name = say::clean(&path.to_string_lossy());
+    let refused = |why: &str| {
+        Failure::refused(format!("the daemon at {name} {why}: try again, or add --no-daemon for a pager of its own"))
+    };
+    let stream = match connect(path) {
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => return Ok(None),
+        Err(error) => return Err(refused(&format!("cannot be asked ({})", say::error(&error)))),
+        Ok(stream) => stream,
+    };
+    let owner = sys::peer_uid(&stream).unwrap_or(u32::MAX);
+    if owner != 0 && owner != sys::effective_uid() {
+        return Err(refused("is another user's"));
+    }
+    match ask_who(stream) {
+        Some(found) if found.listing.daemon => Ok(Some(found)),
+        _ => Err(refused("does not answer")),
+    }
 }
 
 fn pagers_in(directory: &Path) -> Vec<Found> {
@@ -121,9 +167,14 @@ fn pagers_in(directory: &Path) -> Vec<Found> {
 }
 
 fn question(path: PathBuf, owner: u32) -> Option<Found> {
-    path.file_name()?.to_str()?.strip_suffix(".sock")?.parse::<u32>().ok()?;
+    let name = path.file_name()?.to_str()?.strip_suffix(".sock")?.to_owned();
+    let is_daemon = name == "daemon";
+    if !is_daemon {
+        name.parse::<u32>().ok()?;
+    }
     let stream = match connect(path.clone()) {
-        Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
+        // Where a daemon listened the next one may begin to, just now.
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused && !is_daemon => {
             let _ = fs::remove_file(path); // Its pager is dead.
             return None;
         }
@@ -132,9 +183,14 @@ fn question(path: PathBuf, owner: u32) -> Option<Found> {
     if sys::peer_uid(&stream).ok()? != owner {
         return None;
     }
+    ask_who(stream)
+}
+
+fn ask_who(stream: UnixStream) -> Option<Found> {
     let mut lines = Lines::new(stream).ok()?;
     let answer = control::ask(&mut lines, &Request::Stats, ANSWER_LIMIT, &mut |_, _| {}).ok()?;
-    Some(Found { listing: serde_json::from_value(answer).ok()?, lines })
+    let listing: Listing = serde_json::from_value(answer).ok()?;
+    Some(Found { known_by: listing.pager_pid, listing, lines })
 }
 
 /// The pager that this process is; none if it does not answer this user.
@@ -150,13 +206,21 @@ pub(crate) fn pager_that_is(pager: i32) -> Option<Found> {
 pub(crate) fn pager_of(pid: i32) -> Result<Found, Failure> {
     let mut pagers = pagers();
     let manages = |of: &Listing, pid| {
-        [of.snapshot.pid, of.front_pid, of.pager_pid].contains(&pid) || of.snapshot.pids.contains(&pid)
+        let is_target = |it: &TargetListing| it.pid == pid || it.front_pid == pid || it.pids.contains(&pid);
+        [of.snapshot.pid, of.front_pid, of.pager_pid].contains(&pid)
+            || of.snapshot.pids.contains(&pid)
+            || of.targets.iter().any(is_target)
     };
     let ancestors = std::iter::successors(Some(pid), |&pid| crate::processes::parent(pid));
     for pid in ancestors.take_while(|&pid| pid > 1) {
         if let Some(index) = pagers.iter().position(|found| manages(&found.listing, pid)) {
-            return Ok(pagers.swap_remove(index));
+            return Ok(Found { known_by: pid, ..pagers.swap_remove(index) });
         }
+    }
+    if spillway_pager::has_lost_its_daemon(pid) {
+        return Err(Failure::refused(format!(
+            "the daemon that managed process {pid} has died, and the process waits: `spillway daemon` takes over"
+        )));
     }
     if spillway_pager::has_lost_its_pager(pid) {
         return Err(Failure::refused(format!(

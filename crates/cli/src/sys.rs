@@ -4,6 +4,7 @@
 //! [`block_signals`] is called before any other thread exists, so that every thread inherits the mask and signals
 //! arrive only where [`next_signal`] asks for them.
 
+use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, RawFd};
@@ -314,6 +315,16 @@ pub(crate) fn die_of(signal: i32) {
 pub(crate) fn is_session_leader() -> bool {
     // SAFETY: takes and returns numbers.
     unsafe { libc::getsid(0) == libc::getpid() }
+}
+
+/// Locks a file against other processes that do so, for as long as it is open here; false when another has it.
+pub(crate) fn lock(file: &File) -> io::Result<bool> {
+    // SAFETY: flock only takes a descriptor, which is open.
+    if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
+        return Ok(true);
+    }
+    let error = io::Error::last_os_error();
+    if error.kind() == io::ErrorKind::WouldBlock { Ok(false) } else { Err(error) }
 }
 
 /// The effective user.

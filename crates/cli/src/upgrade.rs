@@ -36,6 +36,13 @@ pub(crate) fn upgrade(args: &Args) -> Result<u8, Failure> {
         _ => None,
     };
     let mut found = known.map_or_else(|| sockets::pager_of(args.pid), Ok)?;
+    if found.listing.daemon {
+        let daemon = found.listing.pager_pid;
+        return Err(Failure::refused(format!(
+            "a daemon manages process {}: `kill -HUP {daemon}`, and start `spillway daemon` again, which takes over",
+            args.pid
+        )));
+    }
     // Whoever ends must be outlived: no signal may end us between the two.
     sys::block_signals();
     let begun = Instant::now();

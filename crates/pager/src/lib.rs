@@ -29,7 +29,7 @@ pub use doctor::{Check, doctor, usable};
 pub use error::Error;
 pub use handle::Pager;
 pub use recording::{Recording, Windows};
-pub use remains::{Remains, can_take_over, has_lost_its_pager};
+pub use remains::{Remains, can_take_over, has_lost_its_daemon, has_lost_its_pager};
 pub use tally::TreeSnapshot;
 
 use spillway_core::policy::Settings;

@@ -45,6 +45,14 @@ pub fn has_lost_its_pager(pid: i32) -> bool {
     vault.and_then(Result::ok).is_some_and(|vault| living_pager(&Estate::new(vault)).is_none())
 }
 
+/// Whether that pager was a daemon's.
+#[must_use]
+pub fn has_lost_its_daemon(pid: i32) -> bool {
+    let vault = agent_of(pid).and_then(|thread| vault_of(pid, thread));
+    let estate = vault.and_then(Result::ok).map(Estate::new);
+    estate.is_some_and(|estate| living_pager(&estate).is_none() && estate.is_daemon())
+}
+
 /// Whether this kernel gives threads' own descriptors to others (6.9).
 #[must_use]
 pub fn can_take_over() -> bool {
@@ -134,6 +142,12 @@ impl Remains {
         }
         let root = if heirs.iter().any(|heir| heir.found.pid == pid) { pid } else { heirs[0].found.pid };
         Ok(Self { root, estate, heirs })
+    }
+
+    /// Whether a daemon has left it.
+    #[must_use]
+    pub fn is_daemon(&self) -> bool {
+        self.estate.is_daemon()
     }
 
     /// The processes that wait.

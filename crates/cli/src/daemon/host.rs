@@ -2,6 +2,7 @@
 
 use crate::{processes, stops};
 use serde::{Deserialize, Serialize};
+use spillway_core::PAGE_BYTES_U64;
 use spillway_pager::{FaultTimes, TreeSnapshot};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -51,6 +52,12 @@ pub(crate) struct TargetListing {
     pub(crate) fetched_pages: u64,
     /// Pages captured from it.
     pub(crate) evicted_pages: u64,
+    /// What is not taken from it for others.
+    pub(crate) min_bytes: u64,
+    /// What it never has more of; none where there is no limit but the daemon's.
+    pub(crate) max_bytes: Option<u64>,
+    /// What its pages above the minimum are worth beside those of others.
+    pub(crate) weight: u32,
 }
 
 impl Host {
@@ -100,6 +107,9 @@ impl Host {
             fault_us: tree.fault_us,
             fetched_pages: tree.fetched_pages,
             evicted_pages: tree.evicted_pages,
+            min_bytes: tree.share.min_pages * PAGE_BYTES_U64,
+            max_bytes: tree.share.max_pages.checked_mul(PAGE_BYTES_U64),
+            weight: tree.share.weight,
         }
     }
 

@@ -33,7 +33,9 @@ impl Place {
     /// Takes it, unless a daemon has it.
     pub(super) fn take() -> Result<Self, Failure> {
         let Some(path) = path() else {
-            return Err(Failure::refused(format!("{VARIABLE} says that there is to be no daemon: unset it, or name a socket")));
+            return Err(Failure::refused(format!(
+                "{VARIABLE} says that there is to be no daemon: unset it, or name a socket"
+            )));
         };
         let name = say::clean(&path.to_string_lossy());
         let refused = |error: std::io::Error| {
