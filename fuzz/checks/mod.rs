@@ -4,7 +4,9 @@
 
 pub mod book;
 pub mod cluster_entry;
+pub mod control_request;
 pub mod cost;
+pub mod daemon_config;
 pub mod handed;
 pub mod lz4;
 pub mod mappings;

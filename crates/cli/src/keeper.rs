@@ -6,6 +6,10 @@ use crate::pager_process::PagerProcess;
 use crate::recorder::Totals;
 use crate::report::{self, StatsFile};
 use crate::{processes, say};
+use std::time::Duration;
+
+/// How often it is looked whether another daemon serves.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// See the module's documentation.
 pub(crate) enum Keeper {
@@ -29,6 +33,24 @@ impl Keeper {
                     say::note(format!("the program runs without a budget: {failure}"));
                 }
             }
+        }
+    }
+
+    /// How long nothing need be looked at.
+    pub(crate) fn patience(&self) -> Option<Duration> {
+        match self {
+            Self::Own(_) => None,
+            Self::Daemon(..) => Some(LOOK_EVERY),
+        }
+    }
+
+    /// Looks whether another daemon has taken the place of the one that was asked: it may not know the program.
+    pub(crate) fn look(&mut self) {
+        if let Self::Daemon(client, target) = self
+            && client.is_another()
+        {
+            let target = *target;
+            self.set_target(target);
         }
     }
 

@@ -144,7 +144,10 @@ impl Front {
     fn wait_for_end(&mut self) -> Option<ExitStatus> {
         loop {
             let mut continued = false;
-            let mut next = sys::next_signal(None);
+            let mut next = sys::next_signal(self.keeper.patience());
+            if next.is_none() {
+                self.keeper.look();
+            }
             while let Some(caught) = next {
                 continued |= self.pass_on(caught);
                 next = sys::next_signal(Some(Duration::ZERO));

@@ -239,15 +239,18 @@ impl<P: Paging> Service<P> {
     /// The counters now, and who is who.
     pub(crate) fn listing(&self) -> Listing {
         let pager_pid = i32::try_from(std::process::id()).unwrap_or(0);
+        // Counting them makes the pager publish what it knows now.
+        let trees = self.host.as_ref().map(|_| self.pager.trees()).unwrap_or_default();
+        let targets = self.host.iter().flat_map(|host| trees.iter().map(|tree| host.listing(tree.clone())));
+        let targets = targets.filter(|target| !target.ended).collect();
         let snapshot = self.snapshot();
-        let trees = self.host.iter().flat_map(|host| self.pager.trees().into_iter().map(|tree| host.listing(tree)));
         Listing {
             pager_pid,
             front_pid: self.front,
             detached: self.is_detached(),
             daemon: self.host.is_some(),
             pool: self.host.as_ref().map_or_else(String::new, |host| host.pool.clone()),
-            targets: trees.filter(|target| !target.ended).collect(),
+            targets,
             snapshot,
         }
     }

@@ -70,6 +70,31 @@ fn settings_that_do_not_exist_name_those_that_do() {
 }
 
 #[test]
+fn daemons_that_cannot_be() {
+    let directory = std::env::temp_dir().join(format!("spillway-config-{}", std::process::id()));
+    fs::create_dir_all(&directory).expect("made");
+    let file = directory.join("daemon.toml");
+    let path = file.to_str().expect("text");
+    for (text, expected) in [
+        ("local = \"8G\"\nlocla = \"8G\"\n", "line 2: unknown field `locla`"),
+        ("local = 8\n", "line 1: "),
+        ("local = \"8\"\n", "at least"),
+        ("pool = \"nosuch://x\"\n", "nosuch"),
+        ("policy = \"fast\"\n", "one of rr, clock"),
+    ] {
+        fs::write(&file, text).expect("written");
+        assert!(refusal(&["daemon", "--config", path]).contains(expected), "{text}");
+    }
+    fs::remove_dir_all(&directory).expect("removed");
+    assert!(refusal(&["daemon", "--config", path]).contains("give --config another file"));
+    assert!(refusal(&["daemon", "--local", "1K"]).contains("at least"));
+    let none = spillway(&["daemon"]).env("SPILLWAY_DAEMON", "off").output().expect("spillway starts");
+    assert!(none.status.code() == Some(2) && err(&none).contains("no daemon"), "{}", err(&none));
+    assert!(refusal(&["run", "--no-daemon", "--min", "8M", "--", "true"]).contains("start `spillway daemon`"));
+    assert!(refusal(&["set", "4194305", "min=8M", "weight=0"]).contains("no weight"));
+}
+
+#[test]
 fn processes_that_are_not_there() {
     // One more than the kernel's largest.
     for args in [&["detach", "4194305"][..], &["resize", "4194305", "8M"]] {
@@ -114,7 +139,7 @@ fn help_and_version() {
     }
     assert!(!out(&help).contains("__pager") && !out(&help).contains('\x1b'));
     assert!(out(&help).lines().all(|line| line.len() <= 112), "{}", out(&help));
-    for command in ["run", "attach", "detach", "resize", "set", "ps", "pool", "serve", "doctor"] {
+    for command in ["run", "attach", "daemon", "detach", "resize", "set", "ps", "pool", "serve", "doctor"] {
         let help = done(&[command, "--help"]);
         assert!(help.status.success() && out(&help).contains("Usage:"), "{command}");
         assert!(out(&help).lines().all(|line| line.len() <= 112), "{}", out(&help));

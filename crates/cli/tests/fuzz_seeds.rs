@@ -30,7 +30,9 @@ fn each_target_is_run_here() {
     let names = [
         "book",
         "cluster_entry",
+        "control_request",
         "cost",
+        "daemon_config",
         "handed",
         "lz4",
         "mappings",
@@ -58,6 +60,16 @@ fn book() {
 #[test]
 fn cluster_entry() {
     over_seeds("cluster_entry", checks::cluster_entry::check);
+}
+
+#[test]
+fn control_request() {
+    over_seeds("control_request", checks::control_request::check);
+}
+
+#[test]
+fn daemon_config() {
+    over_texts("daemon_config", checks::daemon_config::check);
 }
 
 #[test]

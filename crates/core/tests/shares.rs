@@ -195,4 +195,9 @@ fn a_forked_child_counts_with_its_parent() {
     (0..1500).for_each(|nth| world.touch(next, nth));
     assert_eq!(world.mapped(next), 1500);
     world.pager.audit();
+    // With the last of those that have a share, everyone's pages leave for anyone's again.
+    world.pager.ended(child);
+    (0..6000).for_each(|nth| world.touch(next, nth));
+    assert!((3000..=BUDGET_PAGES).contains(&world.mapped(next)));
+    world.pager.audit();
 }

@@ -92,6 +92,8 @@ pub enum Error {
         /// The budget.
         budget: u64,
     },
+    /// No more could be taken over.
+    TooManyTargets(usize),
     /// It is not this pager's.
     NotManaged(i32),
     /// It is being let go already.
@@ -192,6 +194,11 @@ impl fmt::Display for Error {
                 "the minima of all targets would be {} of a budget of {}: give a smaller minimum, or a larger budget",
                 Bytes(*promised),
                 Bytes(*budget)
+            ),
+            Self::TooManyTargets(most) => write!(
+                f,
+                "{most} processes are managed already, and of no more could another pager take over: let one go first, or add \
+                 --no-daemon for a pager of its own"
             ),
             Self::NotManaged(pid) => write!(f, "process {pid} is not managed here; `spillway ps` shows those that are"),
             Self::Leaving => {

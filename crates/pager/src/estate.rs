@@ -19,8 +19,8 @@ use crate::sys::agent::{BATCH_PAGES, Layout};
 use crate::sys::message::MESSAGES;
 use crate::tally::Tally;
 
-/// Targets that can be written down at one time.
-const TARGETS: usize = 64;
+/// Targets that can be written down at one time: what there is room for.
+pub const TARGETS: usize = 250;
 const RECORD_WORDS: usize = 1024;
 const RECORDS_AT: usize = 2048;
 const _: () = assert!(RECORDS_AT + TARGETS * RECORD_WORDS <= PRIVATE_WORDS);

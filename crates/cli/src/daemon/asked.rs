@@ -24,7 +24,12 @@ impl<P: Paging> Service<P> {
         let host = self.asked()?;
         let mut share = Share::default();
         share::change(wanted)?(&mut share);
-        self.pager().adopt_tree(pid, at_once, share)?;
+        let adopted = self.pager().adopt_tree(pid, at_once, share);
+        // A `spillway run` asks again when it sees another daemon, which may have taken its program over.
+        let is_known = || front > 0 && self.pager().trees().iter().any(|tree| tree.root == pid && !tree.ended);
+        if adopted.is_err() && !is_known() {
+            adopted?;
+        }
         if front > 0 {
             host.add_run(front, pid);
         }

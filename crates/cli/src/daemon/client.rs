@@ -8,6 +8,7 @@ use crate::failure::Failure;
 use crate::request::ShareText;
 use crate::{local, pool, replacement, say, sockets};
 use serde_json::Value;
+use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 /// How long an adoption may take: other requests may have to be carried out first.
@@ -42,6 +43,14 @@ pub(crate) struct Client {
     /// Its process.
     pub(crate) pid: i32,
     share: ShareText,
+    /// The socket that it listens at, among all there ever were.
+    socket: Option<(u64, i64, i64)>,
+}
+
+/// What tells a socket from the one that the next daemon makes in its place.
+fn socket() -> Option<(u64, i64, i64)> {
+    let there = std::fs::metadata(super::path()?).ok()?;
+    Some((there.ino(), there.ctime(), there.ctime_nsec()))
 }
 
 impl Choice {
@@ -73,7 +82,7 @@ impl Choice {
             return refused(format!("{key} is `{theirs}` for all targets of the daemon"));
         }
         let _checked = share::change(&share).map_err(Failure::refused)?;
-        Ok(Some(Client { pid: found.listing.pager_pid, share }))
+        Ok(Some(Client { pid: found.listing.pager_pid, share, socket: socket() }))
     }
 }
 
@@ -90,6 +99,12 @@ impl Client {
         let request = Request::Adopt { pid, when_grown, front, share: self.share.clone() };
         let answer = Self::ask(&request, ADOPT_LIMIT)?;
         Ok(answer.get("adopt_pause_us").and_then(Value::as_f64).unwrap_or_default())
+    }
+
+    /// Whether another daemon listens since this was last asked.
+    pub(crate) fn is_another(&mut self) -> bool {
+        let now = socket();
+        now.is_some() && std::mem::replace(&mut self.socket, now) != now
     }
 
     /// The counters of a target, also when it has just ended.

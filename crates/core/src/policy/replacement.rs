@@ -151,10 +151,13 @@ impl Replacement {
     }
 
     pub(crate) fn end_target(&mut self, target: TargetId) {
+        let was_told = self.is_told();
         let account = std::mem::take(&mut self.accounts[target.0 as usize]);
         if account.lives {
             self.trees.leave(account.tree);
         }
+        // With the last of a tree that has a share of its own, one sweep goes over everyone again, who needs to be told nothing.
+        self.turn(was_told);
     }
 
     /// The policy that chooses among the pages of `target`, or of all; give it back with [`Replacement::put_back`].

@@ -11,6 +11,7 @@ use spillway_core::{PAGE_BYTES_U64, TreeId};
 use super::Pager;
 use crate::driver::Command;
 use crate::error::Error;
+use crate::estate::TARGETS;
 use crate::tally::Tally;
 use crate::watcher::{Departure, Request};
 use crate::{Local, Options, TreeSnapshot, procfs};
@@ -37,6 +38,9 @@ impl Pager {
     /// As [`Error`] says; the process is unharmed then.
     pub fn adopt_tree(&self, pid: i32, at_once: bool, share: Share) -> Result<(), Error> {
         let _fitting = self.fit(None, share)?;
+        if self.estate.is_some() && self.managed.lock().is_ok_and(|pids| pids.len() >= TARGETS) {
+            return Err(Error::TooManyTargets(TARGETS));
+        }
         crate::adopt::examine(pid)?;
         crate::doctor::usable_for(pid)?;
         let started = procfs::stat(pid).map_err(|_| Error::NoSuchProcess(pid))?.started;

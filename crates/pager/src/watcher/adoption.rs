@@ -31,13 +31,19 @@ impl Watcher {
     /// Unmanaged pages that the tree may have before its larger processes are adopted: half of a fixed budget, so that a
     /// program which fits well is never touched, and one that does not is adopted before it is past it.
     pub(super) fn adoption_threshold(&self) -> u64 {
-        match self.local {
+        let of_all = match self.local {
             Local::Bytes(bytes) => {
                 let local = self.shared.numbers.local_pages.load(Relaxed);
                 (bytes / PAGE_BYTES_U64 / 2).saturating_sub(local)
             }
             Local::Percent(_) | Local::All => ADOPT_PAGES,
-        }
+        };
+        of_all.min(self.least_max_pages() / 2)
+    }
+
+    /// The smallest maximum that a tree has.
+    fn least_max_pages(&self) -> u64 {
+        self.roots.iter().map(|root| root.share().max_pages).min().unwrap_or(u64::MAX)
     }
 
     pub(super) fn adopt_the_grown(&mut self, unmanaged_pages: u64) -> bool {
@@ -45,7 +51,7 @@ impl Watcher {
             return false;
         }
         let least = match self.local {
-            Local::Bytes(bytes) => (bytes / PAGE_BYTES_U64 / 16).clamp(512, ADOPT_PAGES),
+            Local::Bytes(bytes) => (self.least_max_pages().min(bytes / PAGE_BYTES_U64) / 16).clamp(512, ADOPT_PAGES),
             Local::Percent(_) | Local::All => ADOPT_PAGES,
         };
         let candidates: Vec<i32> = self

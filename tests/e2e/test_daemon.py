@@ -1,0 +1,364 @@
+"""One pager for all targets of a host: `spillway daemon`, what is asked of it, and what becomes of its targets when it dies."""
+
+import contextlib
+import json
+import os
+import pathlib
+import random
+import signal
+import socket
+import subprocess
+import time
+
+import harness
+import pytest
+from harness import MIB, eventually
+from mechanics import Program, refused, running, traits
+
+# How long processes are adopted, resized and let go in a row.
+CHURN_SECONDS = float(os.environ.get("SPILLWAY_DAEMON_SECONDS", "6"))
+STALL_SECONDS = 2.0
+
+
+@pytest.fixture
+def fill(build):
+    return build("fill")
+
+
+class Daemon:
+    """A daemon at a place of its own, so that one of this machine's is left alone."""
+
+    def __init__(self, processes, spillway, directory):
+        self.processes, self.spillway = processes, spillway
+        self.socket = pathlib.Path(directory) / "daemon.sock"
+        self.process = None
+
+    def command(self, *arguments):
+        return [self.spillway.path, "daemon", *map(str, arguments)]
+
+    def start(self, *arguments):
+        """Starts it, and waits until it listens; what it said on its first lines."""
+        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+        self.process = self.processes.start(self.command(*arguments), **pipes)
+        said = []
+        while not said or not said[-1].startswith("spillway: listening"):
+            line = self.process.stderr.readline()
+            assert line, f"it ended with status {self.process.wait(5)}: {said}"
+            said.append(line)
+        return "".join(said)
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    def kill(self):
+        """Ends it as a crash would."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(10)
+        self.process.stderr.close()
+
+    def ask(self, **request):
+        """One request over the control socket; its answers, the last of which is not progress."""
+        with contextlib.closing(socket.socket(socket.AF_UNIX)) as connection:
+            connection.settimeout(60)
+            connection.connect(str(self.socket))
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            answers = []
+            for line in connection.makefile():
+                answers.append(json.loads(line))
+                if "progress" not in answers[-1]:
+                    return answers
+        raise AssertionError(f"no answer to {request}: {answers}")
+
+    def done(self, **request):
+        """What it answers to a request that must succeed."""
+        answer = self.ask(**request)[-1]
+        assert "ok" in answer, answer
+        return answer["ok"]
+
+
+@pytest.fixture
+def daemon(processes, spillway, tmp_path, monkeypatch):
+    directory = tmp_path / "daemon"
+    directory.mkdir(mode=0o700)
+    one = Daemon(processes, spillway, directory)
+    # Commands find it by this, those that the tests start as well.
+    monkeypatch.setenv("SPILLWAY_DAEMON", str(one.socket))
+    return one
+
+
+def attach(spillway, pid, *arguments):
+    done = spillway.cli("attach", pid, *arguments)
+    assert done.returncode == 0 and "by the daemon" in done.stderr, done.stderr
+
+
+def within(spillway, pid, limit):
+    """Waits until so little of a target is local, as the pager and the kernel count it."""
+
+    def is_within():
+        entry = spillway.find(pid)
+        return entry if entry and entry["local_bytes"] <= limit and harness.anonymous_bytes(pid) <= limit + 2 * MIB else None
+
+    return eventually(is_within, f"process {pid} within {limit} bytes", 30, every=0.1)
+
+
+def test_two_targets_share_one_budget_and_one_is_let_go(processes, spillway, daemon, fill):
+    daemon.start("--local", "32M")
+    before, targets = [], []
+    for _ in range(2):
+        target = Program(processes, [fill, 48]).ready()
+        before.append(traits(target.pid))
+        attach(spillway, target.pid)
+        targets.append(target)
+    one, other = targets
+
+    def settled():
+        rows = {row["pid"]: row for row in spillway.ps()}
+        return rows if sum(rows[target.pid]["local_bytes"] for target in targets) <= 32 * MIB else None
+
+    rows = eventually(settled, "both to be within the budget", 30)
+    whole, rows = rows[daemon.pid], [rows[target.pid] for target in targets]
+    assert whole["daemon"] and whole["budget_bytes"] == 32 * MIB
+    for row in rows:
+        assert row["touched_bytes"] >= 40 * MIB and row["stored_bytes"] > 0 and row["daemon_pid"] == daemon.pid, row
+    for target in targets:
+        target.ask("verify")
+    # The whole budget, then the maximum of one of them.
+    spillway.resize(daemon.pid, "64M")
+    eventually(lambda: spillway.find(daemon.pid)["budget_bytes"] == 64 * MIB, "the larger budget")
+    spillway.resize(one.pid, "8M")
+    assert within(spillway, one.pid, 8 * MIB)["max_bytes"] == 8 * MIB
+    one.ask("verify")
+    assert spillway.find(one.pid)["local_bytes"] <= 8 * MIB
+    other.ask("verify")
+    # One goes, with all of its pages and nothing of ours, and the other pages on.
+    spillway.detach(one.pid)
+    assert spillway.find(one.pid) is None
+    assert traits(one.pid) == before[0]
+    one.unharmed()
+    spillway.resize(daemon.pid, "16M")
+    within(spillway, other.pid, 16 * MIB)
+    other.ask("verify")
+    # It may come back, and all go when the daemon is told to end.
+    attach(spillway, one.pid, "--local", "8M")
+    within(spillway, one.pid, 8 * MIB)
+    spillway.detach(daemon.pid)
+    assert daemon.process.wait(20) == 0
+    for target, was in zip(targets, before):
+        assert traits(target.pid) == was
+        target.unharmed()
+    assert not daemon.socket.exists()
+
+
+def test_a_busy_target_goes_on_while_another_is_let_go(processes, spillway, daemon, fill):
+    daemon.start("--local", "48M")
+    busy, leaving = (Program(processes, [fill, mib]).ready() for mib in (64, 96))
+    for target in (busy, leaving):
+        attach(spillway, target.pid)
+    eventually(lambda: spillway.find(daemon.pid)["local_bytes"] <= 48 * MIB, "both to be within the budget", 30)
+    busy.tell("churn 4000")
+    faults = spillway.find(busy.pid)["faults"]
+    answers = daemon.ask(op="release", pid=leaving.pid)
+    assert answers[-1] == {"ok": {}} and any("progress" in answer for answer in answers), answers
+    now = spillway.find(busy.pid)
+    assert now["faults"] > faults and now["local_bytes"] <= 48 * MIB, "it pages on, within the budget"
+    leaving.unharmed()
+    assert busy.line(30) == "OK"
+    busy.unharmed()
+
+
+def test_a_run_goes_to_the_daemon(processes, spillway, daemon, fill):
+    daemon.start("--local", "24M")
+    program = Program(processes, [fill, 64], spillway=spillway, local="16M").ready()
+    entry = eventually(lambda: spillway.find(program.pid), "the program to be listed")
+    assert entry["daemon_pid"] == daemon.pid and entry["max_bytes"] == 16 * MIB and entry["front_pid"] == program.process.pid
+    within(spillway, program.pid, 16 * MIB)
+    program.ask("verify")
+    # Named by the `spillway run` before it, as ever.
+    done = spillway.cli("set", program.process.pid, "min=8M", "weight=300")
+    assert done.returncode == 0, done.stderr
+    entry = spillway.find(program.pid)
+    assert (entry["min_bytes"], entry["weight"], entry["max_bytes"]) == (8 * MIB, 300, 16 * MIB)
+    # The next daemon hears of it again, and of the one before it that stops and goes on with it.
+    small = Program(processes, [fill, 1], spillway=spillway, local="16M").ready()
+    eventually(lambda: small.pid in [target["pid"] for target in daemon.done(op="stats")["targets"]], "the small one to be watched")
+    daemon.kill()
+    daemon.start()
+    for each in (program, small):
+        eventually(lambda: daemon.done(op="show", pid=each.pid)["front_pid"] == each.process.pid, "it to be told of", 10)
+        each.ask("verify")
+    pid = program.pid
+    program.process.stdin.close()
+    assert program.status() == 0
+    assert "served by the daemon" in program.err.decode()
+    eventually(lambda: spillway.find(pid) is None, "the program to be forgotten")
+    # One that stays small is never touched, and its status is its own.
+    done = spillway.cli("run", "--", "sh", "-c", "exit 7")
+    assert done.returncode == 7, done.stderr
+    # A pager of its own where that is wanted.
+    own = spillway.cli("run", "--no-daemon", "--local", "8M", "--", fill, "16", "--once", timeout=60)
+    assert own.returncode == 0 and "peak" in own.stderr, own.stderr
+
+
+def test_a_minimum_is_kept(processes, spillway, daemon, fill):
+    daemon.start("--local", "48M")
+    quiet, wild = (Program(processes, [fill, mib]).ready() for mib in (16, 96))
+    attach(spillway, quiet.pid, "--min", "20M")
+    attach(spillway, wild.pid)
+    eventually(lambda: spillway.find(daemon.pid)["local_bytes"] <= 48 * MIB, "both to be within the budget", 30)
+    quiet.ask("verify")
+    evicted = spillway.find(quiet.pid)["evicted_pages"]
+    wild.ask("churn 2000")
+    wild.ask("verify")
+    entry = spillway.find(quiet.pid)
+    assert entry["evicted_pages"] == evicted and entry["local_bytes"] >= 13 * MIB, entry
+    # The kernel says so, too.
+    assert harness.anonymous_bytes(quiet.pid) >= 13 * MIB
+    # Without it, the other's pages are worth as much as its own.
+    assert spillway.cli("set", quiet.pid, "min=0").returncode == 0
+    wild.ask("churn 2000")
+    assert spillway.find(quiet.pid)["evicted_pages"] > evicted
+    quiet.unharmed()
+    wild.unharmed()
+
+
+def test_what_makes_no_sense_is_refused(processes, spillway, daemon, fill, tmp_path):
+    config = tmp_path / "daemon.toml"
+    config.write_text('local = "32M"\n\nlocla = "8G"\n')
+    refused(spillway.cli("daemon", "--config", config), "line 3", "locla")
+    config.write_text('policy = "fast"\n')
+    refused(spillway.cli("daemon", "--config", config), "one of rr, clock")
+    refused(spillway.cli("daemon", "--config", tmp_path / "none.toml"), "no such file")
+    refused(spillway.cli("daemon", "--pool", "nosuch://x"), "nosuch")
+    refused(spillway.cli("daemon", "--local", "1M"), "at least")
+    config.write_text('local = "32M"\npolicy = "lru3"\n')
+    daemon.start("--config", config)
+    refused(spillway.cli("daemon"), "already", str(daemon.pid))
+    assert spillway.find(daemon.pid)["policy"] == "lru3"
+    for arguments, words in [
+        (["attach", 4194305], ["no process 4194305"]),
+        (["attach", os.getpid(), "--pool", "file:///nowhere?size=64M"], ["the daemon keeps pages in `local:`", "--no-daemon"]),
+        (["run", "--policy", "clock", "--", "true"], ["--policy is `lru3`", "--no-daemon"]),
+        (["attach", os.getpid(), "--min", "64M"], ["minima"]),
+        (["set", daemon.pid, "min=8M"], ["for one target"]),
+        (["set", 4194305, "weight=0"], ["no weight"]),
+        (["resize", daemon.pid, "1M"], ["at least"]),
+        (["upgrade", daemon.pid], ["kill -HUP"]),
+    ]:
+        refused(spillway.cli(*arguments), *words)
+    target = Program(processes, [fill, 32]).ready()
+    attach(spillway, target.pid, "--min", "8M")
+    refused(spillway.cli("attach", target.pid), "managed already")
+    refused(spillway.cli("set", target.pid, "policy=lru"), "for all targets", f"spillway set {daemon.pid}")
+    refused(spillway.cli("set", target.pid, "max=4M"), "above the maximum")
+    refused(spillway.cli("resize", daemon.pid, "4M"), "minima")
+    refused(spillway.cli("attach", target.pid, "--stats", tmp_path / "s.json"), "--no-daemon")
+    # Strangers' bytes cost an error line.
+    for request in [{"op": "adopt"}, {"op": "adopt", "pid": 1, "more": 2}, {"op": "release", "pid": 4194305}, {"op": "detach"}]:
+        assert "error" in daemon.ask(**request)[-1], request
+    target.unharmed()
+
+
+def test_a_daemon_that_is_killed_is_taken_over_by_the_next(processes, spillway, daemon, fill):
+    daemon.start("--local", "48M")
+    targets = [Program(processes, [fill, 48]).ready() for _ in range(2)]
+    attach(spillway, targets[0].pid, "--local", "16M", "--min", "4M")
+    attach(spillway, targets[1].pid)
+    within(spillway, targets[0].pid, 16 * MIB)
+    for round in range(3):
+        for target in targets:
+            target.tell("churn 1500")
+        time.sleep(0.3)
+        daemon.kill()
+        refused(spillway.cli("attach", targets[0].pid), "spillway daemon")
+        refused(spillway.cli("detach", targets[1].pid), "spillway daemon")
+        since = time.monotonic()
+        said = daemon.start()
+        stalled = time.monotonic() - since
+        assert "took 2 processes over" in said and stalled < STALL_SECONDS, (said, stalled)
+        for target in targets:
+            assert target.line(30) == "OK"
+            target.ask("verify")
+    # The terms are what they were.
+    entry = spillway.find(targets[0].pid)
+    assert (entry["max_bytes"], entry["min_bytes"]) == (16 * MIB, 4 * MIB), entry
+    assert spillway.find(daemon.pid)["budget_bytes"] == 48 * MIB
+    # A new binary takes over the same way.
+    daemon.process.send_signal(signal.SIGHUP)
+    assert daemon.process.wait(10) == 0
+    assert "took 2 processes over" in daemon.start("--local", "40M")
+    assert spillway.find(daemon.pid)["budget_bytes"] == 40 * MIB
+    # And lets them go one by one, the last with itself.
+    before = traits(targets[0].pid)["mappings"]
+    spillway.detach(targets[0].pid)
+    assert len(traits(targets[0].pid)["mappings"]) < len(before)
+    targets[0].unharmed()
+    targets[1].ask("verify")
+    daemon.process.send_signal(signal.SIGTERM)
+    assert daemon.process.wait(20) == 0
+    targets[1].unharmed()
+    for target in targets:
+        assert traits(target.pid)["registered"] == 0 and traits(target.pid)["TracerPid"] == "0"
+
+
+def resources(pid):
+    """What a long life must not cost: descriptors, threads, resident memory."""
+    fields = {name: harness.status_field(pid, name) for name in ("VmRSS", "Threads")}
+    kib = int(fields["VmRSS"].split()[0])
+    return len(os.listdir(f"/proc/{pid}/fd")), int(fields["Threads"]), kib
+
+
+@pytest.mark.limit(int(CHURN_SECONDS + 80))
+def test_many_come_and_go_and_nothing_is_left(processes, spillway, daemon, fill):
+    seed = int(os.environ.get("SPILLWAY_TORTURE_SEED", "0")) or int(time.time())
+    chance = random.Random(seed)
+    print(f"seed {seed}")
+    daemon.start("--local", "24M")
+    lasting = Program(processes, [fill, 24]).ready()
+    daemon.done(op="adopt", pid=lasting.pid)
+    was = None
+
+    def adopt_some(count):
+        nonlocal was
+        rounds = 0
+        for _ in range(count):
+            target = Program(processes, [fill, chance.choice([1, 4, 12])]).ready()
+            before = traits(target.pid)
+            daemon.done(op="adopt", pid=target.pid, share={"max": chance.choice(["4M", "8M", "all"])})
+            daemon.done(op="share", pid=target.pid, share={"weight": chance.choice([50, 100, 300])})
+            daemon.done(op="resize", local=chance.choice(["16M", "24M", "32M"]))
+            if chance.random() < 0.5:
+                target.ask("verify")
+            if chance.random() < 0.3:
+                target.ask("fork")
+            if chance.random() < 0.7:
+                daemon.done(op="release", pid=target.pid)
+                assert traits(target.pid) == before
+                target.ask("verify")
+            target.process.stdin.close()
+            assert target.status() == 0
+            processes.started.remove(target.process)
+            for pipe in (target.process.stdout, target.process.stderr):
+                pipe.close()
+            rounds += 1
+        return rounds
+
+    def at_rest():
+        now = daemon.done(op="stats")
+        return [target["pid"] for target in now["targets"]] == [lasting.pid] and now["processes"] == 1
+
+    adopt_some(10)
+    eventually(at_rest, "the others to be forgotten")
+    was, rounds = resources(daemon.pid), 0
+    deadline = time.monotonic() + CHURN_SECONDS
+    while time.monotonic() < deadline:
+        rounds += adopt_some(5)
+    eventually(at_rest, "the others to be forgotten")
+    # Threads that answer us end a moment after their answer.
+    now = eventually(lambda: (lambda r: r if r[0] <= was[0] and r[1] <= was[1] else None)(resources(daemon.pid)), f"no more than {was}", 10)
+    print(f"{rounds} rounds: {was} descriptors, threads and KiB became {now}")
+    assert rounds >= 5
+    # The pool keeps what it had at its largest; beyond that, nothing may grow with the number of rounds.
+    assert now[2] <= was[2] + 12 * 1024, f"{was[2]} KiB became {now[2]} in {rounds} rounds"
+    assert running(lasting.pid)
+    lasting.unharmed()
