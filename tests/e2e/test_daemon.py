@@ -185,7 +185,11 @@ def test_a_run_goes_to_the_daemon(processes, spillway, daemon, fill):
     daemon.kill()
     daemon.start()
     for each in (program, small):
-        eventually(lambda: daemon.done(op="show", pid=each.pid)["front_pid"] == each.process.pid, "it to be told of", 10)
+
+        def is_told_of():
+            return daemon.ask(op="show", pid=each.pid)[-1].get("ok", {}).get("front_pid") == each.process.pid
+
+        eventually(is_told_of, "it to be told of", 10)
         each.ask("verify")
     pid = program.pid
     program.process.stdin.close()

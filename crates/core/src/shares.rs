@@ -65,7 +65,11 @@ pub struct Payer {
 /// Who pays next: among those above their maximum, or else, where the whole is `short`, among all. None when nobody must, or
 /// whoever must cannot now. `near` is how close to its maximum a tree counts as above it: so that pages leave in batches before
 /// its faults have to wait.
-pub fn payer(claims: impl Iterator<Item = Claim> + Clone, short: bool, near: impl Fn(&Share) -> u64) -> Option<Payer> {
+pub fn payer(
+    claims: &(impl Iterator<Item = Claim> + Clone),
+    short: bool,
+    near: impl Fn(&Share) -> u64,
+) -> Option<Payer> {
     let over = |claim: &Claim| claim.pages.saturating_sub(claim.share.max_pages.saturating_sub(near(&claim.share)));
     let all = || claims.clone().enumerate();
     if all().any(|(_, claim)| over(&claim) > 0) {
@@ -161,7 +165,7 @@ mod tests {
                 })
                 .collect();
             let short = lots.below(2) == 0;
-            let found = payer(claims.iter().copied(), short, |_| 0);
+            let found = payer(&claims.iter().copied(), short, |_| 0);
             assert_eq!(found.map(|it| it.at), slow(&claims, short), "{claims:?} {short}");
             let Some(Payer { at, most_pages }) = found else { continue };
             let paid = Claim { pages: claims[at].pages - most_pages, ..claims[at] };
@@ -180,22 +184,22 @@ mod tests {
         let mut pages = [1000_u64; 3];
         while pages.iter().sum::<u64>() > 1150 {
             let all = claims.iter().zip(&pages).map(|(&share, &pages)| Claim { share, pages, pays: true });
-            pages[payer(all, true, |_| 0).expect("someone pays").at] -= 1;
+            pages[payer(&all, true, |_| 0).expect("someone pays").at] -= 1;
         }
         assert!(pages[0].abs_diff(300) <= 2 && pages[1].abs_diff(600) <= 2 && pages[2].abs_diff(250) <= 2, "{pages:?}");
         // One that is asked for more than there is above the minima takes from all.
         claims.iter_mut().for_each(|share| share.min_pages = 1000);
         let all = claims.iter().zip(&pages).map(|(&share, &pages)| Claim { share, pages, pays: true });
-        assert!(payer(all, true, |_| 0).is_some());
+        assert!(payer(&all, true, |_| 0).is_some());
     }
 
     #[test]
     fn who_cannot_pay_is_waited_for() {
         let claim = |min_pages, pages, pays| Claim { share: Share { min_pages, ..Share::default() }, pages, pays };
         let claims = [claim(10, 10, true), claim(10, 11, false)];
-        assert_eq!(payer(claims.iter().copied(), true, |_| 0), None);
+        assert_eq!(payer(&claims.iter().copied(), true, |_| 0), None);
         let claims = [claim(10, 10, true), claim(10, 11, true)];
-        assert_eq!(payer(claims.iter().copied(), true, |_| 0), Some(Payer { at: 1, most_pages: 1 }));
+        assert_eq!(payer(&claims.iter().copied(), true, |_| 0), Some(Payer { at: 1, most_pages: 1 }));
     }
 
     #[test]

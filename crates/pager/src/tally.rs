@@ -140,8 +140,8 @@ impl Trees {
     }
 
     /// Changes those that have not ended.
-    pub fn each(&self, mut change: impl FnMut(&mut Tree)) {
-        self.lock().iter_mut().filter(|tree| tree.ended.is_none()).for_each(|tree| change(tree));
+    pub fn each(&self, change: impl FnMut(&mut Tree)) {
+        self.lock().iter_mut().filter(|tree| tree.ended.is_none()).for_each(change);
     }
 
     /// Changes one.

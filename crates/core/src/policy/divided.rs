@@ -118,7 +118,7 @@ impl Divided {
         // Numbers that are nobody's have nothing to pay with.
         let nobody = Claim { share: Share::default(), pages: 0, pays: false };
         let claims = self.trees.iter().map(|tree| tree.as_ref().map_or(nobody, |tree| tree.claim));
-        shares::payer(claims, short, |share| 2 * reserve(share))
+        shares::payer(&claims, short, |share| 2 * reserve(share))
     }
 
     /// See [`shares::room`].

@@ -294,6 +294,8 @@ impl Driver {
             Command::Release { reply } => {
                 self.release = Some(Release { reply, budget: self.core.budget() });
                 self.core.set_budget(Budget::Pages(u64::MAX));
+                // Nor does any tree's maximum hold.
+                self.core.lend(u64::MAX);
             }
             Command::Share(tree, share) => {
                 self.core.set_share(tree, share);

@@ -171,7 +171,8 @@ impl Driver {
         self.lend();
     }
 
-    fn lend(&mut self) {
+    /// What came home of trees that leave is lent, and nothing else.
+    pub(super) fn lend(&mut self) {
         self.core.lend(self.leaving.iter().map(|leaving| leaving.lent).sum());
     }
 

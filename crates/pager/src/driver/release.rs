@@ -102,6 +102,7 @@ impl Driver {
     pub(super) fn stay(&mut self) {
         if let Some(Release { reply, budget }) = self.release.take() {
             self.core.set_budget(budget);
+            self.lend();
             let _ = reply.send(Homeward::NoRoom(self.core.touched_pages() - self.core.mapped_pages()));
         }
     }
