@@ -35,10 +35,10 @@ const DEFAULT_LOCAL: &str = "50%";
 /// What `spillway daemon` is given.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Settings in TOML: local, pool, policy, evict, scope, block; docs/CONTROL.md tells them
+    /// Settings in TOML: local, pool, policy, evict, scope, block (docs/CONTROL.md)
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Local memory for all targets: 8G, or a share of this host's memory [default: 50%, or what it was]
+    /// Local memory for all: 8G, or a share of the host's [default: 50%, or what it was]
     #[arg(long, value_name = "SIZE|PERCENT")]
     local: Option<String>,
     /// Where the rest goes; local: is this host, compressed [default: local:]

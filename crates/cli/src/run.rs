@@ -31,7 +31,7 @@ const DEFAULT_LOCAL: &str = "50%";
 /// What `spillway run` is given.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Local memory for all of it: 512M, 2G, or a share of what it touches [default: 50%, or what a daemon gives]
+    /// Local memory for all of it: 512M, 2G, or a share of what it touches [default: 50%, or a daemon's]
     #[arg(long, value_name = "SIZE|PERCENT")]
     local: Option<String>,
     /// Where the rest goes; local: is this host, compressed [default: local:, or the daemon's]

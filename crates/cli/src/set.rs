@@ -12,8 +12,7 @@ pub(crate) struct Args {
     /// A managed process, or the `spillway run` before it; a daemon, for all of its targets
     #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
     pid: i32,
-    /// policy=NAME, evict=on-demand or pre-evict, scope=target or global, block=elastic or 4k to 64k;
-    /// of one target of a daemon: min=SIZE, max=SIZE, weight=NUMBER
+    /// policy=, evict=, scope=, block=NAME; of one target of a daemon: min=, max=SIZE, weight=NUMBER
     #[arg(required = true, value_name = "KEY=VALUE")]
     settings: Vec<String>,
 }

@@ -16,6 +16,8 @@ use crate::shared::Histogram;
 
 /// How long a tree whose processes have ended is remembered, so that whoever waited for its end can ask for its numbers.
 const REMEMBERED_FOR: Duration = Duration::from_secs(60);
+/// And how many such trees.
+const REMEMBERED_MAX: usize = 64;
 
 /// Numbers of one tree.
 #[derive(Default)]
@@ -135,7 +137,14 @@ impl Trees {
     /// A tree is watched from now on.
     pub fn add(&self, tally: Arc<Tally>) {
         let mut trees = self.lock();
-        trees.retain(|tree| tree.ended.is_none_or(|at| at.elapsed() < REMEMBERED_FOR));
+        // The oldest come first.
+        let mut too_many = trees.iter().filter(|tree| tree.ended.is_some()).count().saturating_sub(REMEMBERED_MAX);
+        trees.retain(|tree| {
+            let Some(at) = tree.ended else { return true };
+            let goes = too_many > 0 || at.elapsed() >= REMEMBERED_FOR;
+            too_many = too_many.saturating_sub(1);
+            !goes
+        });
         trees.push(Tree { tally, pids: Vec::new(), ended: None, leaving: false, rate: (Instant::now(), 0, 0.0) });
     }
 
