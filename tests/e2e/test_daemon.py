@@ -320,11 +320,8 @@ def test_many_come_and_go_and_nothing_is_left(processes, spillway, daemon, fill)
     daemon.start("--local", "24M")
     lasting = Program(processes, [fill, 24]).ready()
     daemon.done(op="adopt", pid=lasting.pid)
-    was = None
 
     def adopt_some(count):
-        nonlocal was
-        rounds = 0
         for _ in range(count):
             target = Program(processes, [fill, chance.choice([1, 4, 12])]).ready()
             before = traits(target.pid)
@@ -344,8 +341,6 @@ def test_many_come_and_go_and_nothing_is_left(processes, spillway, daemon, fill)
             processes.started.remove(target.process)
             for pipe in (target.process.stdout, target.process.stderr):
                 pipe.close()
-            rounds += 1
-        return rounds
 
     def at_rest():
         now = daemon.done(op="stats")
@@ -356,10 +351,16 @@ def test_many_come_and_go_and_nothing_is_left(processes, spillway, daemon, fill)
     was, rounds = resources(daemon.pid), 0
     deadline = time.monotonic() + CHURN_SECONDS
     while time.monotonic() < deadline:
-        rounds += adopt_some(5)
+        adopt_some(5)
+        rounds += 5
     eventually(at_rest, "the others to be forgotten")
+
+    def no_more():
+        now = resources(daemon.pid)
+        return now if now[0] <= was[0] and now[1] <= was[1] else None
+
     # Threads that answer us end a moment after their answer.
-    now = eventually(lambda: (lambda r: r if r[0] <= was[0] and r[1] <= was[1] else None)(resources(daemon.pid)), f"no more than {was}", 10)
+    now = eventually(no_more, f"no more descriptors and threads than {was}", 10)
     print(f"{rounds} rounds: {was} descriptors, threads and KiB became {now}")
     assert rounds >= 5
     # The pool keeps what it had at its largest; beyond that, nothing may grow with the number of rounds.
