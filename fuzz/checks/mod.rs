@@ -3,6 +3,7 @@
 //! `crates/cli/tests/fuzz_seeds.rs` runs them over the committed seeds, in every `cargo test`.
 
 pub mod book;
+pub mod btf;
 pub mod cluster_entry;
 pub mod control_request;
 pub mod cost;

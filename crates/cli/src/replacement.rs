@@ -4,10 +4,12 @@ use spillway_core::policy::{Block, Kind, Scheme, Scope, SettingError, Settings};
 use spillway_pager::Snapshot;
 
 const POLICIES: &str = "\
-Which pages leave first. No policy sees access bits: a page counts as used when
-it comes back shortly after it left. docs/POLICIES.md has more.
+Which pages leave first. But for nru no policy sees access bits: a page counts
+as used when it comes back shortly after it left. docs/POLICIES.md has more.
   rr      round-robin by address
   clock   the same, but passes once over what came back
+  nru     the same, but passes over what was touched, as page tables tell; they are
+          read through BPF (CAP_BPF, CAP_PERFMON). Where they can't be: clock
   fifo    what came first
   lru     what was not faulted on for longest
   lru3    what came back stays longer, in a queue of its own

@@ -51,7 +51,7 @@ fn sizes_and_pools() {
 #[test]
 fn settings_that_do_not_exist_name_those_that_do() {
     for (key, valid) in [
-        ("policy", "rr, clock, fifo, lru, lru3, s3fifo, sieve"),
+        ("policy", "rr, clock, nru, fifo, lru, lru3, s3fifo, sieve"),
         ("evict", "on-demand, pre-evict"),
         ("scope", "target, global"),
         ("block", "elastic, 4k, 8k, 16k, 32k, 64k"),

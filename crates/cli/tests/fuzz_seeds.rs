@@ -29,6 +29,7 @@ fn over_texts(target: &str, check: impl Fn(&str)) {
 fn each_target_is_run_here() {
     let names = [
         "book",
+        "btf",
         "cluster_entry",
         "control_request",
         "cost",
@@ -55,6 +56,11 @@ fn each_target_is_run_here() {
 #[test]
 fn book() {
     over_seeds("book", checks::book::check);
+}
+
+#[test]
+fn btf() {
+    over_seeds("btf", checks::btf::check);
 }
 
 #[test]

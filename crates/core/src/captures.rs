@@ -6,18 +6,28 @@ use crate::pager::Pager;
 use crate::policy::{Pages, Policy, Refusal};
 use crate::regions::Region;
 use crate::streams::BLOCK_PAGES_MAX;
+use crate::touches::{AccessBits, block_of};
 use crate::units::{PageIndex, TargetId};
+
+/// Blocks whose access bits are looked at for one batch: where all of them are in use, the next are not spared.
+const LOOKS_MAX: u32 = 8;
 
 impl Pager {
     /// Chooses up to `most` pages of one target to capture, as runs of adjacent pages appended to `runs`. Targets for
     /// which `may` is false are passed over. Returns whose pages they are.
-    pub fn next_capture(&mut self, most: u64, may: impl Fn(TargetId) -> bool, runs: &mut Vec<Run>) -> Option<TargetId> {
+    pub fn next_capture(
+        &mut self,
+        most: u64,
+        may: impl Fn(TargetId) -> bool,
+        access: &mut impl AccessBits,
+        runs: &mut Vec<Run>,
+    ) -> Option<TargetId> {
         // That nobody finds room is forgotten when a batch begins.
         let short = self.wanted_of_all() > 0;
         self.replacement.batch_begins(self.batch_pages(), self.budget_pages());
         self.most_in_all = u64::MAX;
         if !self.replacement.is_told() {
-            return self.choose_from(None, most, may, runs);
+            return self.choose_from(None, most, may, access, runs);
         }
         let (first, most_of_it) = self.replacement.payer(short, &may)?;
         self.most_in_all = most_of_it;
@@ -25,7 +35,7 @@ impl Pager {
         let mut paid = None;
         for payer in std::iter::once(first).chain(self.replacement.others(first)) {
             if may(payer) && self.replacement.pay_together(first, payer) {
-                paid = self.choose_from(Some(payer), most, |target| target == payer, runs);
+                paid = self.choose_from(Some(payer), most, |target| target == payer, access, runs);
             }
             if paid.is_some() {
                 break;
@@ -42,13 +52,14 @@ impl Pager {
         payer: Option<TargetId>,
         most: u64,
         may: impl Fn(TargetId) -> bool,
+        access: &mut impl AccessBits,
         runs: &mut Vec<Run>,
     ) -> Option<TargetId> {
         let mut policy = self.replacement.take(payer)?;
         let most = most.min(self.capturable_pages());
         let whose = match payer {
             Some(payer) if !self.replacement.sweeps() => self.draw(policy.as_mut(), payer, most, runs).then_some(payer),
-            _ => self.sweep(policy.as_mut(), most, may, runs),
+            _ => self.sweep(policy.as_mut(), most, may, access, runs),
         };
         self.replacement.put_back(payer, policy);
         whose
@@ -69,6 +80,7 @@ impl Pager {
         policy: &mut dyn Policy,
         most: u64,
         may: impl Fn(TargetId) -> bool,
+        access: &mut impl AccessBits,
         runs: &mut Vec<Run>,
     ) -> Option<TargetId> {
         let alone = self.replacement.is_told();
@@ -81,7 +93,15 @@ impl Pager {
         let mut last: Option<Run> = None;
         let mut region: Option<Region> = None;
         let mut first: Option<PageIndex> = None;
-        let mut pages = Pages::new(&mut self.table);
+        let (regions, mut looks) = (&self.regions, LOOKS_MAX);
+        let mut touched = |page: PageIndex| {
+            let region = regions.of_page(page).filter(|region| looks > 0 && may(region.target))?;
+            let (address, aligned) = (region.address_of(page)?, region.is_aligned());
+            looks -= 1;
+            let block = region.span.intersect(block_of(address)).filter(|_| aligned)?;
+            access.take(region.target, block)
+        };
+        let mut pages = Pages::new(&mut self.table, &mut touched);
         while left + more > 0 {
             let Some(page) = policy.next(&mut pages) else { break };
             if left == 0 {
@@ -157,7 +177,7 @@ impl Pager {
         // would keep its neighbours again.
         let mut asked = self.replacement.mapped(payer);
         while (drawn.len() as u64) < most && asked > 0 {
-            let Some(page) = policy.next(&mut Pages::new(&mut self.table)) else { break };
+            let Some(page) = policy.next(&mut Pages::new(&mut self.table, &mut |_| None)) else { break };
             let may_leave = |entry: &mut Entry| entry.is_candidate() && !entry.take_chance(false);
             if !is_kept(&self.kept, page) && self.table.update(page, may_leave) {
                 drawn.push(page);

@@ -20,6 +20,7 @@ pub mod streams;
 mod survival;
 pub mod table;
 pub mod time;
+pub mod touches;
 pub mod trend;
 pub mod units;
 pub mod window;

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::ops::Bound::{Excluded, Included, Unbounded};
 
 use crate::table::CHUNK_PAGES;
-use crate::units::{Address, PageIndex, Span, TargetId};
+use crate::units::{Address, PAGE_BYTES_U64, PageIndex, Span, TargetId};
 
 /// A managed range of one target, or the part of it that a question was about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +30,12 @@ impl Region {
     pub fn address_of(&self, page: PageIndex) -> Option<Address> {
         let address = self.span.start.plus_pages(page.0.checked_sub(self.first.0)?);
         (address < self.span.end).then_some(address)
+    }
+
+    /// Whether its pages lie in the table's chunks as they do in 2 MiB of address space: not any more after a move.
+    pub fn is_aligned(&self) -> bool {
+        let chunk = CHUNK_PAGES as u64;
+        self.first.0 % chunk == self.span.start.0 / PAGE_BYTES_U64 % chunk
     }
 
     fn part(&self, span: Span) -> Self {

@@ -9,6 +9,7 @@ use crate::book::INDICES_END;
 use crate::chunks::{CHUNK_PAGES_U64, Chunks, Holds, split};
 use crate::lasting::{Leaf, Sheet};
 use crate::page::{Entry, State};
+use crate::touches::Touches;
 use crate::units::PageIndex;
 
 pub use crate::chunks::CHUNK_PAGES;
@@ -34,6 +35,21 @@ impl Entries {
     /// One store, after all that came before it: whoever finds the entry finds what it tells of.
     fn set(&self, within: usize, entry: Entry) {
         self.leaf[within].store(entry.bits(), Release);
+    }
+
+    /// Gives a second chance to what was touched and may leave.
+    fn reference(&mut self, number: u64, touched: impl FnOnce(PageIndex) -> Option<Touches>) {
+        let may_leave = |within: &usize| self.get(*within).is_candidate();
+        let Some(first) = (0..CHUNK_PAGES).find(may_leave) else { return };
+        let Some(touched) = touched(PageIndex(number * CHUNK_PAGES_U64 + first as u64)) else { return };
+        for within in (first..CHUNK_PAGES).filter(|within| touched[within / 64] >> (within % 64) & 1 != 0) {
+            let mut entry = self.get(within);
+            // The kernel installs pages as if they had been touched. Of those that were asked for that is right.
+            if entry.is_candidate() && !entry.is_ahead() {
+                entry.set_referenced();
+                self.set(within, entry);
+            }
+        }
     }
 
     /// Counts anew.
@@ -314,8 +330,15 @@ impl Table {
     }
 
     /// The next capturable page at or after `hand` that has no second chance left; passes over at most `chunks_max`
-    /// chunks. Takes the second chances it meets; `believing` as for [`Entry::take_chance`].
-    pub fn sweep(&mut self, hand: &mut Hand, chunks_max: &mut usize, believing: bool) -> Option<PageIndex> {
+    /// chunks. Takes the second chances it meets; `believing` as for [`Entry::take_chance`]. `touched` is asked of each chunk
+    /// that the hand comes to, by the first page there that may leave: a page that was touched has a second chance.
+    pub fn sweep(
+        &mut self,
+        hand: &mut Hand,
+        chunks_max: &mut usize,
+        believing: bool,
+        mut touched: Option<&mut dyn FnMut(PageIndex) -> Option<Touches>>,
+    ) -> Option<PageIndex> {
         while *chunks_max > 0 {
             if hand.slot >= self.chunks.slots() {
                 *hand = Hand::default();
@@ -324,6 +347,10 @@ impl Table {
                 }
             }
             if let Some(chunk) = self.chunks.get_mut(hand.slot).filter(|chunk| chunk.mapped > 0) {
+                if let (0, Some(touched)) = (hand.page, &mut touched) {
+                    let number = chunk.number;
+                    chunk.reference(number, touched);
+                }
                 while hand.page < CHUNK_PAGES {
                     let within = hand.page;
                     hand.page += 1;
@@ -465,7 +492,7 @@ mod tests {
         let mut turn = |table: &mut Table| {
             let mut chunks = 3;
             let mut seen = Vec::new();
-            while let Some(page) = table.sweep(&mut hand, &mut chunks, true) {
+            while let Some(page) = table.sweep(&mut hand, &mut chunks, true, None) {
                 seen.push(page.0);
             }
             seen.sort_unstable();
@@ -473,5 +500,26 @@ mod tests {
         };
         assert_eq!(turn(&mut table), [3, 700, 5000]);
         assert_eq!(turn(&mut table), [3, 4, 700, 5000]);
+    }
+
+    #[test]
+    fn what_was_touched_has_a_second_chance() {
+        let mut table = Table::default();
+        for page in [1, 2, 3, 600, 601] {
+            map(&mut table, page);
+        }
+        // What came without having been asked for looks touched from the beginning.
+        table.update(PageIndex(3), Entry::set_ahead);
+        let (mut hand, mut chunks, mut asked) = (Hand::default(), 6, Vec::new());
+        let mut touched = |page: PageIndex| {
+            asked.push(page.0);
+            (page.0 < 512).then_some([0b1010, 0, 0, 0, 0, 0, 0, 0])
+        };
+        let mut found = Vec::new();
+        while let Some(page) = table.sweep(&mut hand, &mut chunks, true, Some(&mut touched)) {
+            found.push(page.0);
+        }
+        assert_eq!(found[..6], [2, 3, 600, 601, 2, 3]);
+        assert_eq!(asked[..3], [1, 600, 1]);
     }
 }

@@ -187,7 +187,7 @@ fn a_static_block_comes_and_leaves_as_one() {
     assert!(whole.count() > 25);
     let mut runs: Vec<Run> = Vec::new();
     world.pager.set_replacement(Settings { block: Block::K64, ..Settings::default() });
-    world.pager.next_capture(5, |_| true, &mut runs);
+    world.pager.next_capture(5, |_| true, &mut (), &mut runs);
     assert_eq!(runs.iter().map(|run| (run.address, run.pages)).collect::<Vec<_>>(), [(at(0), 16)]);
 }
 

@@ -28,7 +28,7 @@ fn page_at(pager: &Pager, target: TargetId, at: u64) -> PageIndex {
 
 fn captures(pager: &mut Pager, most: u64) -> Vec<Run> {
     let mut runs = Vec::new();
-    pager.next_capture(most, |_| true, &mut runs);
+    pager.next_capture(most, |_| true, &mut (), &mut runs);
     runs
 }
 

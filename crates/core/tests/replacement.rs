@@ -53,7 +53,7 @@ fn page_at(pager: &Pager, target: TargetId, nth: u64) -> PageIndex {
 
 fn choose(pager: &mut Pager, most: u64) -> (Option<TargetId>, Vec<PageIndex>) {
     let mut runs: Vec<Run> = Vec::new();
-    let whose = pager.next_capture(most, |_| true, &mut runs);
+    let whose = pager.next_capture(most, |_| true, &mut (), &mut runs);
     (whose, runs.iter().flat_map(|run| (0..run.pages).map(|i| run.page.plus(i))).collect())
 }
 
@@ -123,7 +123,7 @@ fn neighbours_leave_in_one_run_whatever_order_they_came_in() {
         pager.found(target, Span::of_pages(Address(0).plus_pages(at), 1));
     }
     let mut runs = Vec::new();
-    pager.next_capture(6, |_| true, &mut runs);
+    pager.next_capture(6, |_| true, &mut (), &mut runs);
     assert_eq!(runs.iter().map(|run| run.pages).collect::<Vec<_>>(), [3, 3]);
 }
 
@@ -173,7 +173,7 @@ fn a_policy_that_takes_over_knows_every_page_and_gives_back_its_memory() {
             for may in [one, other] {
                 let mut runs = Vec::new();
                 assert_eq!(
-                    pager.next_capture(1000, |target| target == may, &mut runs),
+                    pager.next_capture(1000, |target| target == may, &mut (), &mut runs),
                     Some(may),
                     "{policy:?} {scope:?}"
                 );

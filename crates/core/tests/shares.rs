@@ -70,7 +70,8 @@ impl World {
         for _ in 0..64 {
             let wanted = self.pager.wanted_captures().min(self.pager.batch_pages());
             let mut runs: Vec<Run> = Vec::new();
-            let Some(whose) = (wanted > 0).then(|| self.pager.next_capture(wanted, |_| true, &mut runs)).flatten()
+            let Some(whose) =
+                (wanted > 0).then(|| self.pager.next_capture(wanted, |_| true, &mut (), &mut runs)).flatten()
             else {
                 break;
             };

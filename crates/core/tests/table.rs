@@ -94,7 +94,7 @@ fn apply(table: &mut Table, model: &mut Model, page: u64, change: Change) {
 /// One turn of a sweep.
 fn turn(table: &mut Table, hand: &mut Hand) -> Vec<u64> {
     let mut chunks = table.chunk_slots();
-    std::iter::from_fn(|| table.sweep(hand, &mut chunks, true)).map(|page| page.0).collect()
+    std::iter::from_fn(|| table.sweep(hand, &mut chunks, true, None)).map(|page| page.0).collect()
 }
 
 proptest! {
@@ -136,9 +136,9 @@ proptest! {
         let (mut table, mut model) = (Table::default(), Model::default());
         changes.into_iter().for_each(|(page, change)| apply(&mut table, &mut model, page, change));
         let (mut hand, mut chunks) = (Hand::default(), 2 * table.chunk_slots());
-        while let Some(page) = table.sweep(&mut hand, &mut chunks, true) {
+        while let Some(page) = table.sweep(&mut hand, &mut chunks, true, None) {
             hand.step_back();
-            prop_assert_eq!(table.sweep(&mut hand, &mut chunks, true), Some(page));
+            prop_assert_eq!(table.sweep(&mut hand, &mut chunks, true, None), Some(page));
         }
     }
 

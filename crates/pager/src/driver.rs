@@ -25,11 +25,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, Sender};
 
 use spillway_core::pager::{Budget, Config, Outcome, Pager, Plan, Served, Stop};
-use spillway_core::policy::Settings;
+use spillway_core::policy::{Kind, Settings};
 use spillway_core::streams::BLOCK_PAGES_MAX;
 use spillway_core::{Span, TargetId};
 use spillway_store::{Store, Urgency};
 
+use crate::access::Access;
 use crate::estate::Estate;
 use crate::placement::Placement;
 use crate::recording::Recording;
@@ -79,6 +80,8 @@ pub struct Driver {
     hands: Hands,
     journeys: Journeys,
     targets: Vec<Option<Target>>,
+    /// What targets have touched, where that can be seen.
+    access: Option<Access>,
     commands: Receiver<Command>,
     bell: Arc<Bell>,
     reports: Sender<Request>,
@@ -131,7 +134,7 @@ impl Driver {
     /// A driver around this core.
     #[expect(clippy::too_many_arguments, reason = "what it is made of")]
     fn with(
-        mut core: Pager,
+        core: Pager,
         replacement: Settings,
         store: Box<dyn Store>,
         estate: Option<Estate>,
@@ -143,14 +146,13 @@ impl Driver {
         shared.thread.store(thread_id(), Relaxed);
         let follow = std::env::var_os("SPILLWAY_PLACEMENT").is_none_or(|value| value != "off");
         let journeys = Journeys::new(store.as_ref());
-        core.set_replacement(replacement);
-        core.restock();
-        Self {
+        let mut driver = Self {
             tape: None,
             core,
             journeys,
             hands: Hands::new(store, BUFFERS, estate, Arc::clone(&bell)),
             targets: Vec::new(),
+            access: None,
             commands,
             bell,
             reports,
@@ -166,7 +168,10 @@ impl Driver {
             yields: Yield::default(),
             awaits_agent: false,
             awaits_store: false,
-        }
+        };
+        driver.set_replacement(replacement);
+        driver.core.restock();
+        driver
     }
 
     /// The same, recording what happens, if that is asked for.
@@ -462,7 +467,31 @@ impl Driver {
         if self.targets.len() <= at {
             self.targets.resize_with(at + 1, || None);
         }
+        self.watch(target.id, target.agent.as_ref().map(|agent| agent.pid));
         self.targets[at] = Some(target);
+    }
+
+    /// Its access bits are looked at from now on, where they can be.
+    fn watch(&mut self, target: TargetId, pid: Option<i32>) {
+        if let (Some(access), Some(pid)) = (&mut self.access, pid) {
+            // Without, its pages leave in turn.
+            let _ = access.add(target, pid);
+        }
+    }
+
+    /// Other replacement settings; access bits are looked at from now on where those need them, and no more where they do not.
+    fn set_replacement(&mut self, settings: Settings) {
+        self.core.set_replacement(settings);
+        if settings.policy != Kind::Nru {
+            self.access = None;
+        } else if self.access.is_none() {
+            self.access = Access::open().ok();
+            for at in 0..self.targets.len() {
+                let Some(target) = &self.targets[at] else { continue };
+                self.watch(target.id, target.agent.as_ref().map(|agent| agent.pid));
+            }
+        }
+        self.shared.access_bits.store(self.access.is_some(), Relaxed);
     }
 
     fn hear_agent(&mut self, at: usize) {

@@ -3,8 +3,10 @@
 //! A [`Pager`] owns its threads; dropping it without [`Pager::detach`] leaves the targets to what
 //! [`Options::on_pager_death`] says.
 
+mod access;
 mod adopt;
 mod announced;
+pub mod btf;
 mod doctor;
 mod driver;
 mod error;
@@ -156,6 +158,8 @@ pub struct Snapshot {
     pub faults_per_s: f64,
     /// Memory of the page table.
     pub table_bytes: u64,
+    /// Whether the policy sees which pages were touched: `nru`, where access bits can be read.
+    pub access_bits: bool,
     /// Longest time a target's thread was stopped for adoption.
     pub adopt_pause_us: f64,
 }

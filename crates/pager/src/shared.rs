@@ -131,6 +131,8 @@ pub struct Shared {
     pub idle: AtomicBool,
     /// Whether every CPU of the machine is busy.
     pub crowded: AtomicBool,
+    /// Whether the replacement policy sees access bits.
+    pub access_bits: AtomicBool,
     /// Until when (monotonic nanoseconds) it must not enter the idle class.
     pub idle_forbidden_until_ns: AtomicU64,
     /// Why a process could not be adopted. Only the watcher writes it, and no fault waits for it.
@@ -240,6 +242,7 @@ impl Shared {
             protection: self.protection(),
             pool_full: get(&n.pool_full) != 0,
             table_bytes: get(&n.table_bytes),
+            access_bits: self.access_bits.load(Relaxed),
             adopt_pause_us: get(&self.pause_ns) as f64 / 1e3,
             ..Snapshot::default()
         }

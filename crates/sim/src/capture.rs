@@ -182,7 +182,7 @@ impl Driver {
         let mut runs: Vec<Run> = Vec::new();
         let targets = &self.targets;
         let may = |id: TargetId| targets[id.0 as usize].as_ref().is_some_and(Target::may_capture);
-        let whose = self.core.next_capture(most, may, &mut runs);
+        let whose = self.core.next_capture(most, may, &mut (), &mut runs);
         let Some(target) = whose.and_then(|id| self.targets[id.0 as usize].as_mut()) else {
             if !self.write_some(kernel.now) {
                 self.note_yield(0, self.core.mapped_pages().max(1), kernel.now);

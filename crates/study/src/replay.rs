@@ -307,7 +307,7 @@ impl<'a> Replay<'a> {
     fn capture(&mut self, most: u64) -> bool {
         let mut runs = std::mem::take(&mut self.runs);
         runs.clear();
-        self.core.next_capture(most, |_| true, &mut runs);
+        self.core.next_capture(most, |_| true, &mut (), &mut runs);
         for page in runs.iter().flat_map(|run| (0..run.pages).map(|i| run.page.plus(i))) {
             let buffer = self.core.take_buffer().expect("no more are chosen than are free");
             self.core.captured(page, Captured::Moved(buffer));

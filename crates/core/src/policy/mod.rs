@@ -1,11 +1,11 @@
 //! Which pages leave: replacement policies behind one trait, chosen by name.
 //!
-//! A policy is told what happens to pages, by index, and is asked for victims. It sees no addresses, no contents and no
-//! access bits: most kernels offer none to anyone outside the process. What it learns of references is
+//! A policy is told what happens to pages, by index, and is asked for victims. It sees no addresses and no contents, and but
+//! for [`nru`] no access bits: kernels offer none to anyone outside the process. What it learns of references is
 //! what raises a fault: a page that comes back from a buffer shortly after it was captured, and a page that is
 //! fetched from the store again.
 //!
-//! Two families. *Sweeps* ([`clock`], [`rr`]) go over the table in its order: victims are neighbours, which leave in one
+//! Two families. *Sweeps* ([`clock`], [`nru`], [`rr`]) go over the table in its order: victims are neighbours, which leave in one
 //! move with one TLB flush, and no page costs memory beyond its entry. *Orders* ([`fifo`], [`lru3`], [`s3fifo`],
 //! [`sieve`]) keep queues of pages ([`queues`]).
 //!
@@ -16,6 +16,7 @@ pub mod clock;
 mod divided;
 pub mod fifo;
 pub mod lru3;
+pub mod nru;
 pub mod queues;
 pub(crate) mod replacement;
 pub mod rr;
@@ -27,6 +28,7 @@ mod tests;
 
 use crate::blocks::Area;
 use crate::table::{Hand, Table};
+use crate::touches::Touches;
 use crate::units::PageIndex;
 use queues::Queues;
 
@@ -129,13 +131,15 @@ pub struct Pages<'a> {
     table: &'a mut Table,
     /// Chunks that may still be passed over.
     chunks: usize,
+    /// Tells what was touched in a chunk, by a page of it.
+    touched: &'a mut dyn FnMut(PageIndex) -> Option<Touches>,
 }
 
 impl<'a> Pages<'a> {
     /// A view for one batch: two turns, as the first may only take second chances.
-    pub fn new(table: &'a mut Table) -> Self {
+    pub fn new(table: &'a mut Table, touched: &'a mut dyn FnMut(PageIndex) -> Option<Touches>) -> Self {
         let chunks = 2 * table.chunk_slots();
-        Self { table, chunks }
+        Self { table, chunks, touched }
     }
 
     /// The area that `page` is in.
@@ -145,7 +149,12 @@ impl<'a> Pages<'a> {
 
     /// The next page at or after `hand`, in the table's order, that may leave; see [`Table::sweep`].
     pub fn sweep(&mut self, hand: &mut Hand, believing: bool) -> Option<PageIndex> {
-        self.table.sweep(hand, &mut self.chunks, believing)
+        self.table.sweep(hand, &mut self.chunks, believing, None)
+    }
+
+    /// The same; what was touched is passed over, where that can be seen.
+    pub fn sweep_untouched(&mut self, hand: &mut Hand) -> Option<PageIndex> {
+        self.table.sweep(hand, &mut self.chunks, true, Some(self.touched))
     }
 }
 
@@ -155,6 +164,7 @@ impl Kind {
         match self {
             Self::Rr => Box::new(rr::RoundRobin::default()),
             Self::Clock => Box::new(clock::Clock::default()),
+            Self::Nru => Box::new(nru::NotRecentlyUsed::default()),
             Self::Fifo => Box::new(fifo::Fifo::by_arrival()),
             Self::Lru => Box::new(fifo::Fifo::by_last_fault()),
             Self::Lru3 => Box::new(lru3::Lru3::default()),

@@ -10,6 +10,8 @@ pub enum Kind {
     /// The same, with a second chance for what came back.
     #[default]
     Clock,
+    /// The same, with a second chance for what was touched, where access bits can be seen.
+    Nru,
     /// In the order of arrival.
     Fifo,
     /// In the order of the last fault (FluidMem).
@@ -153,7 +155,7 @@ macro_rules! named {
     };
 }
 
-named!(Kind, "policy", "rr" => Rr, "clock" => Clock, "fifo" => Fifo, "lru" => Lru, "lru3" => Lru3,
+named!(Kind, "policy", "rr" => Rr, "clock" => Clock, "nru" => Nru, "fifo" => Fifo, "lru" => Lru, "lru3" => Lru3,
     "s3fifo" => S3Fifo, "sieve" => Sieve);
 named!(Scheme, "evict", "on-demand" => OnDemand, "pre-evict" => PreEvict);
 named!(Scope, "scope", "target" => Target, "global" => Global);
@@ -177,14 +179,14 @@ impl Block {
 impl Kind {
     /// Whether it goes over the table instead of keeping pages in an order of its own.
     pub fn is_sweep(self) -> bool {
-        matches!(self, Self::Rr | Self::Clock)
+        matches!(self, Self::Rr | Self::Clock | Self::Nru)
     }
 
     /// Pages that are kept in buffers, after capture, for the chance that they come back. Policies that live from that
     /// signal keep more.
     pub fn inactive_pages(self, budget_pages: u64) -> u64 {
         match self {
-            Self::Rr | Self::Clock | Self::Fifo => (budget_pages / 64).clamp(4, 64),
+            Self::Rr | Self::Clock | Self::Nru | Self::Fifo => (budget_pages / 64).clamp(4, 64),
             Self::Lru | Self::Lru3 | Self::S3Fifo | Self::Sieve => (budget_pages / 16).clamp(4, 512),
         }
     }
@@ -247,7 +249,7 @@ mod tests {
             ("policy", "KEY=VALUE"),
             ("=", "the keys are policy, evict, scope, block"),
             ("Policy=lru", "the keys are policy, evict, scope, block"),
-            ("policy=", "one of rr, clock, fifo, lru, lru3, s3fifo, sieve"),
+            ("policy=", "one of rr, clock, nru, fifo, lru, lru3, s3fifo, sieve"),
             ("policy=lru ", "one of rr, clock"),
             ("policy=lru=", "one of rr, clock"),
             ("evict=never", "one of on-demand, pre-evict"),

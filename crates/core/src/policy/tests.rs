@@ -254,7 +254,7 @@ fn model(kind: Kind) -> Box<dyn Model> {
         }),
         Kind::S3Fifo => Box::<Trial>::default(),
         Kind::Sieve => Box::<Hand>::default(),
-        Kind::Rr | Kind::Clock => unreachable!("the table's own tests are their model"),
+        Kind::Rr | Kind::Clock | Kind::Nru => unreachable!("the table's own tests are their model"),
     }
 }
 
@@ -290,7 +290,7 @@ impl Pair {
 
     fn choose(&mut self) {
         let none_left = self.places.mapped.is_empty();
-        let chosen = self.policy.next(&mut Pages::new(&mut self.table));
+        let chosen = self.policy.next(&mut Pages::new(&mut self.table, &mut |_| None));
         assert_eq!(chosen, self.model.next());
         if let Some(page) = chosen {
             assert!(drop_from(&mut self.places.mapped, page), "{page:?} is given twice, or is not there");

@@ -228,11 +228,12 @@ impl Driver {
                 self.lay_out(target, span, first);
                 let _ = reply.send(());
             }
-            Command::Equip { target, agent } => {
-                if let Some(tally) = self.target(target).map(|target| Arc::clone(&target.tally)) {
-                    self.write_down(target, &agent, &tally);
+            Command::Equip { target: id, agent } => {
+                if let Some(tally) = self.target(id).map(|target| Arc::clone(&target.tally)) {
+                    self.write_down(id, &agent, &tally);
+                    self.watch(id, Some(agent.pid));
                 }
-                if let Some(target) = self.target(target) {
+                if let Some(target) = self.target(id) {
                     target.pid = agent.pid;
                     target.look_into(agent.pid);
                     target.parent = None;
@@ -271,6 +272,9 @@ impl Driver {
             }
             Command::Ended { target } => {
                 self.awaits_agent = false;
+                if let Some(access) = &mut self.access {
+                    access.remove(target);
+                }
                 if let Some(tape) = &mut self.tape {
                     tape.ended(&self.core, target);
                 }
@@ -290,7 +294,7 @@ impl Driver {
                 }
             }
             Command::Budget(budget) => self.core.set_budget(budget),
-            Command::Replacement(settings) => self.core.set_replacement(settings),
+            Command::Replacement(settings) => self.set_replacement(settings),
             Command::Release { reply } => {
                 self.release = Some(Release { reply, budget: self.core.budget() });
                 self.core.set_budget(Budget::Pages(u64::MAX));

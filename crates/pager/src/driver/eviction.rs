@@ -91,7 +91,7 @@ impl Driver {
         runs.clear();
         let targets = &self.targets;
         let may = |id: TargetId| targets[id.0 as usize].as_ref().is_some_and(Target::may_capture);
-        let whose = self.core.next_capture(most, may, &mut runs);
+        let whose = self.core.next_capture(most, may, &mut self.access, &mut runs);
         let Some(at) = whose.map(|id| id.0 as usize).filter(|&at| self.targets[at].is_some()) else {
             let unswept = |it: &Target| it.agent.is_some() && !it.leaving && !it.may_capture();
             if self.targets.iter().flatten().any(unswept) {

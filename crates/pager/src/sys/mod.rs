@@ -3,6 +3,7 @@
 //! Each wrapper is safe to call with any argument: what the kernel refuses comes back as an error.
 
 pub mod agent;
+pub mod bpf;
 pub mod clock;
 pub mod fd;
 pub mod message;
@@ -11,4 +12,6 @@ pub mod process;
 pub mod procmap;
 pub mod ptrace;
 pub mod sched;
+#[cfg(test)]
+pub mod test;
 pub mod uffd;

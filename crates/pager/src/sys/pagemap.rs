@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::FileExt;
 
 use spillway_core::{Address, Span};
@@ -44,6 +44,19 @@ const _: () = assert!(size_of::<ScanArgument>() == 0x60 && size_of::<Found>() ==
 /// Ranges returned by one call: the kernel gathers them before it answers, so this bounds the time a call takes.
 const BATCH: usize = 512;
 
+/// Which frame of memory one of our own pages is in.
+///
+/// # Errors
+/// NotFound without `CAP_SYS_ADMIN`, or when it is in none.
+pub fn frame_of(address: Address) -> io::Result<u64> {
+    /// Bits 0 to 54 (`Documentation/admin-guide/mm/pagemap.rst`).
+    const FRAME: u64 = (1 << 55) - 1;
+    let mut entry = [0_u8; 8];
+    let at = address.pages_since(Address(0)) * size_of::<u64>() as u64;
+    File::open("/proc/self/pagemap")?.read_exact_at(&mut entry, at)?;
+    Some(u64::from_ne_bytes(entry) & FRAME).filter(|frame| *frame != 0).ok_or_else(|| io::ErrorKind::NotFound.into())
+}
+
 /// A process's page tables, to be asked which pages are there.
 #[derive(Debug)]
 pub struct Pagemap(File);
@@ -56,6 +69,11 @@ impl Pagemap {
     pub fn open(pid: i32) -> io::Result<Self> {
         let thread = procfs::living_thread(pid).unwrap_or(pid);
         File::open(format!("/proc/{thread}/pagemap")).map(Self)
+    }
+
+    /// The number of our descriptor.
+    pub fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
     }
 
     /// Calls `each` with the ranges of `span` that are populated, in memory or in the kernel's own swap.

@@ -1,0 +1,47 @@
+//! Memory for tests, of which it is known where it lies.
+
+use std::ptr::NonNull;
+
+use spillway_core::Page;
+
+const BLOCK_BYTES: usize = 2 << 20;
+
+/// Aligned blocks of 2 MiB, in small pages, that were never touched.
+pub struct Aligned {
+    all: NonNull<libc::c_void>,
+    bytes: usize,
+    first: NonNull<Page>,
+}
+
+impl Aligned {
+    /// So many blocks.
+    pub fn blocks(count: usize) -> Self {
+        let bytes = (count + 1) * BLOCK_BYTES;
+        let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping, wherever the kernel puts it; the advice changes no contents.
+        let all = unsafe {
+            let all = libc::mmap(std::ptr::null_mut(), bytes, access, kind, -1, 0);
+            assert_ne!(all, libc::MAP_FAILED);
+            libc::madvise(all, bytes, libc::MADV_NOHUGEPAGE);
+            NonNull::new(all).expect("mapped")
+        };
+        let gap = all.as_ptr().align_offset(BLOCK_BYTES);
+        // SAFETY: a block more than asked for was mapped, so the next boundary and `count` blocks lie inside.
+        let first = unsafe { all.byte_add(gap) }.cast();
+        Self { all, bytes, first }
+    }
+
+    /// One page.
+    pub fn page(&mut self, at: usize) -> &mut Page {
+        assert!((at + 1) * size_of::<Page>() + BLOCK_BYTES <= self.bytes);
+        // SAFETY: inside the mapping, as just checked, and borrowed as exclusively as all of it.
+        unsafe { self.first.add(at).as_mut() }
+    }
+}
+
+impl Drop for Aligned {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping, of this size, to which no reference is left.
+        unsafe { libc::munmap(self.all.as_ptr(), self.bytes) };
+    }
+}
