@@ -23,7 +23,7 @@ pub fn check(bytes: &[u8]) {
     let mut peer = stage.connect(CHALLENGE);
     assert_eq!(peer.feed(&[]).len(), CHALLENGE_BYTES);
     if how & 1 != 0 {
-        let versions = Versions { min: 1, max: 1 };
+        let versions = Versions::default();
         let hello = Hello { versions, create: true, take_over: false, tenant: [1; 16], nonce: [2; 32] };
         let hello = hello.encode(b"", &SECRET, &CHALLENGE);
         let transcript = Transcript { token: b"", challenge: &CHALLENGE, hello: &hello };

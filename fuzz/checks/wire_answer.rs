@@ -45,6 +45,7 @@ pub fn check(bytes: &[u8]) {
                 AnswerBody::Free { pages } => answer::free(&mut again, to, pages),
                 AnswerBody::Status(status) => answer::status(&mut again, to, &status),
                 AnswerBody::Heartbeat => answer::heartbeat(&mut again, to),
+                AnswerBody::Leave => answer::leave(&mut again, to),
                 // Its id is not kept: it answers nothing.
                 AnswerBody::Goodbye { code, text } => {
                     answer::goodbye(&mut again, to.condition, code, text);

@@ -28,6 +28,7 @@ pub fn check(bytes: &[u8]) {
                 }
                 RequestBody::Status => request::status(&mut again, request.id),
                 RequestBody::Heartbeat => request::heartbeat(&mut again, request.id),
+                RequestBody::Leave(leaves) => request::leave(&mut again, request.id, leaves),
             }
             assert_eq!(again, bytes[..len]);
         }

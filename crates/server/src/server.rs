@@ -197,6 +197,7 @@ pub(crate) fn prepare(config: Config) -> Result<Shared, Error> {
         connections: AtomicUsize::new(0),
         began: Instant::now(),
         ending: AtomicBool::new(false),
+        leaving: AtomicBool::new(false),
         refusals: config.refusals,
         to_keeper: None,
     })

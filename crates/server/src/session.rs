@@ -6,11 +6,11 @@
 
 use std::collections::VecDeque;
 
-use spillway_wire::answer::{self, Got, To};
+use spillway_wire::answer::{self, Condition, Got, PageStatus, To};
 use spillway_wire::auth::Channel;
 use spillway_wire::hello::{self, Code, HELLO_BYTES, Nonce, Received, Transcript, Welcome};
 use spillway_wire::request::{self, Class, Keys, Request, RequestBody};
-use spillway_wire::{BATCH_MAX, Key, Malformed, VERSION};
+use spillway_wire::{BATCH_MAX, Key, Malformed, VERSION_MIN};
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
@@ -22,6 +22,8 @@ use crate::refusals::Why;
 use crate::shared::Shared;
 use crate::tenants::Seat;
 
+/// The version that first knew servers that leave.
+const LEAVING_SINCE: u16 = 2;
 /// Gets put off on a connection at most.
 const BULK_MAX: usize = 64;
 /// Bytes waiting to be sent below which a get that was put off is begun: what a demand may have to wait behind.
@@ -60,6 +62,8 @@ pub(crate) struct Session {
     phase: Phase,
     /// What the hello proves itself by.
     challenge: Nonce,
+    /// What both speak, after the hello.
+    version: u16,
     pub(crate) output: Output,
     bulk: VecDeque<Bulk>,
     /// Bytes of answers that wait for the spill file.
@@ -71,7 +75,7 @@ impl Session {
     pub(crate) fn new(challenge: Nonce) -> Self {
         let mut output = Output::default();
         output.head(|out| out.extend_from_slice(&hello::challenge(&challenge)));
-        Self { phase: Phase::Hello, challenge, output, bulk: VecDeque::new(), parked_bytes: 0 }
+        Self { phase: Phase::Hello, challenge, version: VERSION_MIN, output, bulk: VecDeque::new(), parked_bytes: 0 }
     }
 
     /// Has proofs count within one TLS session alone; to be called before any input.
@@ -135,7 +139,7 @@ impl Session {
 
     fn hello(&mut self, bytes: &[u8; HELLO_BYTES], cx: &mut Context<'_>) {
         match self.greet(bytes, cx) {
-            Ok(seat) => self.phase = Phase::Open(seat),
+            Ok((seat, version)) => (self.phase, self.version) = (Phase::Open(seat), version),
             Err(code) => {
                 cx.refused = Some(if code == Code::Malformed { Why::malformed(bytes) } else { Why::Told(code) });
                 self.output.head(|out| hello::refusal(out, code, &code.to_string()));
@@ -144,7 +148,8 @@ impl Session {
         }
     }
 
-    fn greet(&mut self, bytes: &[u8; HELLO_BYTES], cx: &Context<'_>) -> Result<Seat, Code> {
+    /// The seat, and the version that is spoken from here on.
+    fn greet(&mut self, bytes: &[u8; HELLO_BYTES], cx: &Context<'_>) -> Result<(Seat, u16), Code> {
         let shared = cx.shared;
         let received = Received::decode(bytes).map_err(|_| Code::Malformed)?;
         let version = received.hello.versions.common().ok_or(Code::Version)?;
@@ -152,7 +157,6 @@ impl Session {
             return Err(if shared.token.is_empty() { Code::NoToken } else { Code::Token });
         }
         let (seat, existed) = shared.tenants.enter(&received, &shared.token, &self.challenge, cx.now)?;
-        debug_assert_eq!(version, VERSION);
         let welcome = Welcome {
             version,
             batch_max: u16::try_from(BATCH_MAX).unwrap_or(u16::MAX),
@@ -161,12 +165,18 @@ impl Session {
             heartbeat_seconds: seconds(shared.limits.heartbeat),
             existed,
             capacity_pages: shared.pool.capacity_pages(),
-            free_pages: shared.pool.free_pages(),
+            free_pages: shared.condition().free_pages,
             incarnation: seat.tenant.incarnation,
         };
         let transcript = Transcript { token: &shared.token, challenge: &self.challenge, hello: bytes };
         self.output.head(|out| transcript.welcome(out, &welcome));
-        Ok(seat)
+        Ok((seat, version))
+    }
+
+    /// What an answer says of the server, as far as the client's version has words for it.
+    fn condition(&self, shared: &Shared) -> Condition {
+        let condition = shared.condition();
+        Condition { leaving: condition.leaving && self.version >= LEAVING_SINCE, ..condition }
     }
 
     fn requests(&mut self, bytes: &[u8], seat: &Seat, cx: &mut Context<'_>) -> usize {
@@ -191,26 +201,35 @@ impl Session {
     fn request(&mut self, request: Request<'_>, seat: &Seat, cx: &mut Context<'_>) {
         let (shared, table, scope) = (cx.shared, &seat.tenant.table, seat.tenant.scope);
         cx.requests += 1;
+        let to = To { id: request.id, condition: self.condition(shared) };
         match request.body {
+            RequestBody::Put(puts) if shared.is_leaving() => {
+                let declined = [PageStatus::Full; BATCH_MAX];
+                self.output.head(|out| answer::put(out, to, &declined[..puts.len()]));
+            }
             RequestBody::Put(puts) => {
                 shared.pool.put(table, scope, puts, cx.work);
-                let to = To { id: request.id, condition: shared.condition() };
+                let to = To { condition: self.condition(shared), ..to };
                 self.output.head(|out| answer::put(out, to, &cx.work.statuses));
             }
             RequestBody::Get(Class::Demand, keys) => self.get(request.id, keys, seat, cx),
             RequestBody::Get(Class::Prefetch, keys) => self.put_off(request.id, keys),
             RequestBody::Free(ranges) => {
                 let pages = shared.pool.free(table, scope, ranges, cx.work);
-                let to = To { id: request.id, condition: shared.condition() };
+                let to = To { condition: self.condition(shared), ..to };
                 self.output.head(|out| answer::free(out, to, pages));
             }
             RequestBody::Status => {
-                let to = To { id: request.id, condition: shared.condition() };
                 self.output.head(|out| answer::status(out, to, &shared.status(seat)));
             }
-            RequestBody::Heartbeat => {
-                let to = To { id: request.id, condition: shared.condition() };
-                self.output.head(|out| answer::heartbeat(out, to));
+            RequestBody::Heartbeat => self.output.head(|out| answer::heartbeat(out, to)),
+            RequestBody::Leave(_) if self.version < LEAVING_SINCE => {
+                self.malformed(Malformed("a request of version 1"), shared);
+            }
+            RequestBody::Leave(leaves) => {
+                shared.leaving.store(leaves, Relaxed);
+                let to = To { condition: self.condition(shared), ..to };
+                self.output.head(|out| answer::leave(out, to));
             }
         }
     }
@@ -254,7 +273,7 @@ impl Session {
             cx.parked.push(parked);
             return;
         }
-        let to = To { id, condition: cx.shared.condition() };
+        let to = To { id, condition: self.condition(cx.shared) };
         self.output.head(|out| answer::got_head(out, to, work.heads.iter().copied()));
         work.pins.drain(..).for_each(|pin| self.output.page(pin, &cx.shared.pool));
     }
@@ -275,7 +294,7 @@ impl Session {
             parked.discard(&shared.pool);
             return;
         }
-        let to = To { id: parked.id, condition: shared.condition() };
+        let to = To { id: parked.id, condition: self.condition(shared) };
         self.output.head(|out| answer::got_head(out, to, parked.heads.iter().copied()));
         let (mut pins, mut read) = (parked.pins.into_iter(), parked.read.into_iter());
         for (at, _) in parked.heads.iter().enumerate().filter(|(_, head)| head.what == Got::Bytes) {
@@ -288,15 +307,18 @@ impl Session {
     }
 
     fn malformed(&mut self, malformed: Malformed, shared: &Shared) {
-        let text = format!("{}: {}", Code::Malformed, malformed.0);
-        self.output.head(|out| answer::goodbye(out, shared.condition(), Code::Malformed, &text));
+        let (text, condition) = (format!("{}: {}", Code::Malformed, malformed.0), self.condition(shared));
+        self.output.head(|out| answer::goodbye(out, condition, Code::Malformed, &text));
         self.leave(shared);
     }
 
     /// Says goodbye, if there was a welcome, and reads no more.
     pub(crate) fn end(&mut self, code: Code, shared: &Shared) {
         match self.phase {
-            Phase::Open(_) => self.output.head(|out| answer::goodbye(out, shared.condition(), code, &code.to_string())),
+            Phase::Open(_) => {
+                let condition = self.condition(shared);
+                self.output.head(|out| answer::goodbye(out, condition, code, &code.to_string()));
+            }
             Phase::Hello => self.output.head(|out| hello::refusal(out, code, &code.to_string())),
             Phase::Closing => {}
         }

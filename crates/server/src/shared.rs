@@ -28,6 +28,8 @@ pub(crate) struct Shared {
     pub(crate) connections: AtomicUsize,
     pub(crate) began: Instant,
     pub(crate) ending: AtomicBool,
+    /// Whether clients are to move their pages elsewhere; none are taken meanwhile.
+    pub(crate) leaving: AtomicBool,
     /// To whoever tells of them.
     pub(crate) refusals: Option<Refusals>,
     /// Gets that wait for the spill file.
@@ -44,7 +46,13 @@ impl Shared {
 
     /// What every answer says.
     pub(crate) fn condition(&self) -> Condition {
-        Condition { load: stats::load(&self.meters), free_pages: self.pool.free_pages() }
+        let leaving = self.is_leaving();
+        let free_pages = if leaving { 0 } else { self.pool.free_pages() };
+        Condition { load: stats::load(&self.meters), free_pages, leaving }
+    }
+
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.leaving.load(Relaxed)
     }
 
     /// What a tenant may know.

@@ -10,7 +10,7 @@ use common::{Client, LISTEN, MIB, Running, eventually, hello, page, start};
 use spillway_server::{Config, Error, Limits, Server};
 use spillway_wire::Key;
 use spillway_wire::answer::{AnswerBody, PageStatus};
-use spillway_wire::hello::{Code, Hello};
+use spillway_wire::hello::{Code, Hello, Versions};
 use spillway_wire::request::{self, Class};
 
 fn key(index: u32) -> Key {
@@ -74,6 +74,36 @@ fn a_full_server_says_so_in_every_answer() {
     assert!(client.status().used_bytes <= MIB);
     client.free(key(0), 10);
     assert_eq!(client.put(&[(key(1000), page(1000))]), [PageStatus::Ok]);
+}
+
+#[test]
+fn a_server_that_leaves_takes_nothing_until_it_stays() {
+    let server = start(config());
+    let (mut client, mut operator) = (Client::new(&server, 1), Client::new(&server, 2));
+    assert_eq!(client.put(&[(key(1), page(1))]), [PageStatus::Ok]);
+    let mut tell = |leaves| {
+        let mut bytes = Vec::new();
+        request::leave(&mut bytes, 9, leaves);
+        operator.send(&bytes);
+        assert_eq!(operator.answer(|id, body| (id, matches!(body, AnswerBody::Leave))), Some((9, true)));
+    };
+    tell(true);
+    // Not even what is there already may be replaced.
+    assert_eq!(client.put(&[(key(1), page(2)), (key(2), page(2))]), [PageStatus::Full; 2]);
+    assert!(client.get(&[key(1)])[0] == Ok(page(1)));
+    assert_eq!(Client::new(&server, 3).welcome.free_pages, 0);
+    tell(false);
+    assert_eq!(client.put(&[(key(2), page(2))]), [PageStatus::Ok]);
+    // Who speaks version 1 knows of no leaving.
+    let old = Hello { versions: Versions { min: 1, max: 1 }, ..hello(4) };
+    let mut old = Client::greet(&server, &old, b"").expect("welcome");
+    assert_eq!(old.welcome.version, 1);
+    let mut bytes = Vec::new();
+    request::leave(&mut bytes, 9, true);
+    old.send(&bytes);
+    let goodbye = old.answer(|_, body| matches!(body, AnswerBody::Goodbye { code: Code::Malformed, .. }));
+    assert_eq!(goodbye, Some(true));
+    assert_eq!(client.put(&[(key(3), page(3))]), [PageStatus::Ok]);
 }
 
 #[test]

@@ -1,11 +1,11 @@
-//! What servers answer. Every answer's header carries the server's free pages and its load.
+//! What servers answer. Every answer's header carries the server's free pages and its load, and whether it is leaving.
 //!
 //! ```text
 //! put      count times { status u8 }
 //! get      count times { checksum u64 | status u8 | flags u8: 1 = zeros | zero u16 }, then the pages that are there and not zeros
 //! free     pages freed u32
 //! status   fourteen times u64: see ServerStatus
-//! heartbeat: no body
+//! heartbeat, leave: no body
 //! goodbye  code u16 | text
 //! ```
 
@@ -17,6 +17,7 @@ use crate::hello::{Code, TEXT_BYTES_MAX};
 use crate::{Content, Malformed};
 
 const FLAG_ZERO: u8 = 1;
+const FLAG_LEAVING: u32 = 1;
 
 /// What became of one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +56,8 @@ pub struct Condition {
     pub load: u8,
     /// Pages that it would still take.
     pub free_pages: u64,
+    /// Whether its pages should move to other servers; never in version 1.
+    pub leaving: bool,
 }
 
 /// An answer that was decoded.
@@ -84,6 +87,8 @@ pub enum AnswerBody<'a> {
     Status(ServerStatus),
     /// To a heartbeat.
     Heartbeat,
+    /// To a request to leave or to stay.
+    Leave,
     /// The server closes the connection.
     Goodbye {
         /// Why.
@@ -102,7 +107,11 @@ impl<'a> Answer<'a> {
         let Some(header) = Header::decode(buffer)? else { return Ok(None) };
         let end = ANSWER_HEADER_BYTES + header.body_bytes;
         let Some(body) = buffer.get(ANSWER_HEADER_BYTES..end) else { return Ok(None) };
-        let condition = Condition { load: header.byte, free_pages: u64_at(buffer, REQUEST_HEADER_BYTES) };
+        if header.flags & !FLAG_LEAVING != 0 {
+            return Err(Malformed("an answer's flags are 0, or 1 for leaving"));
+        }
+        let (load, leaving) = (header.byte, header.flags & FLAG_LEAVING != 0);
+        let condition = Condition { load, free_pages: u64_at(buffer, REQUEST_HEADER_BYTES), leaving };
         let body = AnswerBody::decode(header, body)?;
         Ok(Some((Self { id: header.id, condition, body }, end)))
     }
@@ -134,6 +143,7 @@ impl<'a> AnswerBody<'a> {
             Kind::Free => Self::Free { pages: reader.u32()? },
             Kind::Status => Self::Status(ServerStatus::decode(&mut reader)?),
             Kind::Heartbeat => Self::Heartbeat,
+            Kind::Leave => Self::Leave,
             Kind::Goodbye => {
                 let code = Code::from_number(reader.u16()?)?;
                 Self::Goodbye { code, text: text(&mut reader)? }
@@ -320,7 +330,8 @@ pub struct To {
 }
 
 fn header(out: &mut Vec<u8>, to: To, kind: Kind, count: u16, body_bytes: usize) {
-    Header { body_bytes, kind, byte: to.condition.load, count, id: to.id }.encode(out);
+    let flags = if to.condition.leaving { FLAG_LEAVING } else { 0 };
+    Header { body_bytes, kind, byte: to.condition.load, count, id: to.id, flags }.encode(out);
     out.extend_from_slice(&to.condition.free_pages.to_le_bytes());
 }
 
@@ -389,6 +400,11 @@ pub fn status(out: &mut Vec<u8>, to: To, status: &ServerStatus) {
 /// Appends the answer to a heartbeat.
 pub fn heartbeat(out: &mut Vec<u8>, to: To) {
     header(out, to, Kind::Heartbeat, 0, 0);
+}
+
+/// Appends the answer to a request to leave or to stay.
+pub fn leave(out: &mut Vec<u8>, to: To) {
+    header(out, to, Kind::Leave, 0, 0);
 }
 
 /// Appends the server's last word; `text` is cut to [`TEXT_BYTES_MAX`].

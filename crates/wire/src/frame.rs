@@ -2,8 +2,10 @@
 //!
 //! ```text
 //! request, 16 bytes:  body length u32 | kind u8 | class u8 | count u16 | id u32 | zero u32
-//! answer, 24 bytes:   body length u32 | kind u8 | load u8  | count u16 | id u32 | zero u32 | free pages u64
+//! answer, 24 bytes:   body length u32 | kind u8 | load u8  | count u16 | id u32 | flags u32 | free pages u64
 //! ```
+//!
+//! An answer's flags: 1 = the server is leaving; zero in version 1.
 
 use spillway_core::PAGE_BYTES;
 
@@ -43,6 +45,8 @@ pub enum Kind {
     Heartbeat = 5,
     /// The server's last word on a connection; only an answer.
     Goodbye = 6,
+    /// Leave, or stay; from version 2 on.
+    Leave = 7,
 }
 
 impl Kind {
@@ -54,7 +58,8 @@ impl Kind {
             4 => Self::Status,
             5 => Self::Heartbeat,
             6 => Self::Goodbye,
-            _ => return Err(Malformed("a frame's kind is 1 to 6")),
+            7 => Self::Leave,
+            _ => return Err(Malformed("a frame's kind is 1 to 7")),
         })
     }
 
@@ -72,6 +77,8 @@ pub(crate) struct Header {
     pub(crate) byte: u8,
     pub(crate) count: u16,
     pub(crate) id: u32,
+    /// Of an answer; a request has none.
+    pub(crate) flags: u32,
 }
 
 impl Header {
@@ -81,12 +88,11 @@ impl Header {
         let mut reader = Reader(header);
         let body_bytes = usize::try_from(reader.u32()?).unwrap_or(usize::MAX);
         let [kind, byte] = reader.array()?;
-        let (count, id) = (reader.u16()?, reader.u32()?);
-        reader.reserved(4)?;
+        let (count, id, flags) = (reader.u16()?, reader.u32()?, reader.u32()?);
         if body_bytes > BODY_BYTES_MAX || usize::from(count) > BATCH_MAX {
             return Err(Malformed("a frame has at most 64 pages"));
         }
-        Ok(Some(Self { body_bytes, kind: Kind::from_byte(kind)?, byte, count, id }))
+        Ok(Some(Self { body_bytes, kind: Kind::from_byte(kind)?, byte, count, id, flags }))
     }
 
     pub(crate) fn encode(self, out: &mut Vec<u8>) {
@@ -95,7 +101,7 @@ impl Header {
         out.extend_from_slice(&[self.kind.to_byte(), self.byte]);
         out.extend_from_slice(&self.count.to_le_bytes());
         out.extend_from_slice(&self.id.to_le_bytes());
-        out.extend_from_slice(&[0; 4]);
+        out.extend_from_slice(&self.flags.to_le_bytes());
     }
 }
 

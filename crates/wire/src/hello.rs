@@ -14,7 +14,7 @@ use std::fmt;
 
 use crate::auth::{self, Channel, PROOF_BYTES, Proof, Purpose, Secret};
 use crate::bytes::Reader;
-use crate::{Malformed, VERSION, answer};
+use crate::{Malformed, VERSION, VERSION_MIN, answer};
 
 /// What a server's challenge and a client's hello start with.
 pub const MAGIC: [u8; 8] = *b"SPILLWAY";
@@ -152,7 +152,7 @@ pub struct Versions {
 
 impl Default for Versions {
     fn default() -> Self {
-        Self { min: VERSION, max: VERSION }
+        Self { min: VERSION_MIN, max: VERSION }
     }
 }
 
@@ -160,7 +160,8 @@ impl Versions {
     /// The highest that we speak too.
     #[must_use]
     pub fn common(self) -> Option<u16> {
-        (self.min <= VERSION && VERSION <= self.max).then_some(VERSION)
+        let highest = self.max.min(VERSION);
+        (highest >= self.min.max(VERSION_MIN)).then_some(highest)
     }
 }
 
@@ -371,8 +372,9 @@ impl Transcript<'_> {
         if !auth::verify(self.token, Purpose::ServerToken, [&inner, proven], &proof) {
             return Err(Malformed("a server knows the token"));
         }
-        if version != VERSION || batch_max == 0 || usize::from(batch_max) > crate::BATCH_MAX || heartbeat_seconds == 0 {
-            return Err(Malformed("a welcome grants what version 1 allows"));
+        let spoken = (VERSION_MIN..=VERSION).contains(&version);
+        if !spoken || batch_max == 0 || usize::from(batch_max) > crate::BATCH_MAX || heartbeat_seconds == 0 {
+            return Err(Malformed("a welcome grants what its version allows"));
         }
         Ok(Welcome {
             version,

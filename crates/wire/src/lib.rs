@@ -23,8 +23,10 @@ use std::fmt;
 use spillway_core::Page;
 use twox_hash::XxHash3_64;
 
-/// The only version of this protocol there is.
-pub const VERSION: u16 = 1;
+/// The latest version of this protocol.
+pub const VERSION: u16 = 2;
+/// The oldest that is spoken still: without servers that leave.
+pub const VERSION_MIN: u16 = 1;
 /// Pages, keys or ranges in a frame at most.
 pub const BATCH_MAX: usize = 64;
 /// Pages that the ranges of one [`request::RequestBody::Free`] may name in all: 64 MiB, a millisecond of work.

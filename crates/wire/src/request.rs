@@ -5,6 +5,7 @@
 //! get    count times { region u32 | index u32 }; the header's class: 0 = demand, 1 = prefetch
 //! free   count times { region u32 | first index u32 | pages u32 }
 //! status, heartbeat: no body
+//! leave  u32: 1 = leave, 0 = stay
 //! ```
 
 use spillway_core::PAGE_BYTES;
@@ -67,6 +68,8 @@ pub enum RequestBody<'a> {
     Status,
     /// Say that the server is there.
     Heartbeat,
+    /// Take no more pages and have clients move theirs, or do so no longer; from version 2 on.
+    Leave(bool),
 }
 
 impl<'a> Request<'a> {
@@ -82,6 +85,9 @@ impl<'a> Request<'a> {
         }
         if header.kind != Kind::Get && header.byte != 0 {
             return Err(Malformed("only gets have a class"));
+        }
+        if header.flags != 0 {
+            return Err(Malformed("requests have no flags"));
         }
         let end = REQUEST_HEADER_BYTES + header.body_bytes;
         let Some(body) = buffer.get(REQUEST_HEADER_BYTES..end) else { return Ok(None) };
@@ -101,7 +107,7 @@ pub fn frame_bytes(buffer: &[u8]) -> Result<usize, Malformed> {
 impl<'a> RequestBody<'a> {
     fn decode(header: Header, body: &'a [u8]) -> Result<Self, Malformed> {
         let count = usize::from(header.count);
-        if matches!(header.kind, Kind::Status | Kind::Heartbeat) != (count == 0) {
+        if matches!(header.kind, Kind::Status | Kind::Heartbeat | Kind::Leave) != (count == 0) {
             return Err(Malformed("a batch has something in it, and nothing else has"));
         }
         let mut reader = Reader(body);
@@ -131,6 +137,11 @@ impl<'a> RequestBody<'a> {
             }
             Kind::Status => Self::Status,
             Kind::Heartbeat => Self::Heartbeat,
+            Kind::Leave => match reader.u32()? {
+                0 => Self::Leave(false),
+                1 => Self::Leave(true),
+                _ => return Err(Malformed("a server leaves, 1, or stays, 0")),
+            },
             Kind::Goodbye => return Err(Malformed("clients say no goodbye")),
         };
         reader.end()?;
@@ -247,7 +258,7 @@ pub fn put(out: &mut Vec<u8>, id: u32, pages: &[PutPage<'_>]) {
 pub fn put_head(out: &mut Vec<u8>, id: u32, pages: &[PutPage<'_>]) {
     let with_bytes = pages.iter().filter(|page| page.content != Content::Zero).count();
     let body_bytes = pages.len() * PUT_ENTRY_BYTES + with_bytes * PAGE_BYTES;
-    Header { body_bytes, kind: Kind::Put, byte: 0, count: count_of(pages.len()), id }.encode(out);
+    Header { body_bytes, kind: Kind::Put, byte: 0, count: count_of(pages.len()), id, flags: 0 }.encode(out);
     for page in pages {
         push_key(out, page.key);
         out.extend_from_slice(&page.checksum.to_le_bytes());
@@ -266,7 +277,7 @@ pub fn get(out: &mut Vec<u8>, id: u32, class: Class, keys: &[Key]) {
         Class::Prefetch => 1,
     };
     let body_bytes = keys.len() * KEY_BYTES;
-    Header { body_bytes, kind: Kind::Get, byte, count: count_of(keys.len()), id }.encode(out);
+    Header { body_bytes, kind: Kind::Get, byte, count: count_of(keys.len()), id, flags: 0 }.encode(out);
     keys.iter().for_each(|key| push_key(out, *key));
 }
 
@@ -276,7 +287,7 @@ pub fn get(out: &mut Vec<u8>, id: u32, class: Class, keys: &[Key]) {
 /// For fewer or more ranges.
 pub fn free(out: &mut Vec<u8>, id: u32, ranges: &[Range]) {
     let body_bytes = ranges.len() * RANGE_BYTES;
-    Header { body_bytes, kind: Kind::Free, byte: 0, count: count_of(ranges.len()), id }.encode(out);
+    Header { body_bytes, kind: Kind::Free, byte: 0, count: count_of(ranges.len()), id, flags: 0 }.encode(out);
     for range in ranges {
         push_key(out, range.first);
         out.extend_from_slice(&range.pages.to_le_bytes());
@@ -285,10 +296,16 @@ pub fn free(out: &mut Vec<u8>, id: u32, ranges: &[Range]) {
 
 /// Appends a request for the server's status.
 pub fn status(out: &mut Vec<u8>, id: u32) {
-    Header { body_bytes: 0, kind: Kind::Status, byte: 0, count: 0, id }.encode(out);
+    Header { body_bytes: 0, kind: Kind::Status, byte: 0, count: 0, id, flags: 0 }.encode(out);
 }
 
 /// Appends a heartbeat.
 pub fn heartbeat(out: &mut Vec<u8>, id: u32) {
-    Header { body_bytes: 0, kind: Kind::Heartbeat, byte: 0, count: 0, id }.encode(out);
+    Header { body_bytes: 0, kind: Kind::Heartbeat, byte: 0, count: 0, id, flags: 0 }.encode(out);
+}
+
+/// Appends a request to leave, or to stay.
+pub fn leave(out: &mut Vec<u8>, id: u32, leaves: bool) {
+    Header { body_bytes: 4, kind: Kind::Leave, byte: 0, count: 0, id, flags: 0 }.encode(out);
+    out.extend_from_slice(&u32::from(leaves).to_le_bytes());
 }

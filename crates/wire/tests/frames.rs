@@ -83,7 +83,7 @@ proptest! {
     }
 
     #[test]
-    fn gots(id: u32, load: u8, free_pages: u64, entries in prop::collection::vec((any::<u64>(), 0u8..5), 1..=BATCH_MAX)) {
+    fn gots(id: u32, load: u8, free_pages: u64, leaving: bool, entries in prop::collection::vec((any::<u64>(), 0u8..5), 1..=BATCH_MAX)) {
         let what = |kind| match kind {
             0 => Got::Bytes,
             1 => Got::Zero,
@@ -92,7 +92,7 @@ proptest! {
             _ => Got::Not(PageStatus::Full),
         };
         let heads = entries.iter().map(|(checksum, kind)| GotHead { checksum: *checksum, what: what(*kind) });
-        let condition = Condition { load, free_pages };
+        let condition = Condition { load, free_pages, leaving };
         let mut bytes = Vec::new();
         answer::got_head(&mut bytes, To { id, condition }, heads.clone());
         for number in (0..).zip(heads.clone()).filter(|(_, head)| head.what == Got::Bytes).map(|(at, _)| at) {
@@ -114,7 +114,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_decoded_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200), kind in 0u8..8, count in 0u16..70) {
+    fn any_bytes_are_decoded_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200), kind in 0u8..9, count in 0u16..70) {
         let mut bytes = bytes;
         let body = u32::try_from(bytes.len()).unwrap();
         let mut framed = [body.to_le_bytes().as_slice(), &[kind, 0], &count.to_le_bytes(), &[0; 8]].concat();
@@ -130,7 +130,7 @@ proptest! {
 
 #[test]
 fn short_answers() {
-    let to = To { id: 9, condition: Condition { load: 3, free_pages: 1 << 40 } };
+    let to = To { id: 9, condition: Condition { load: 3, free_pages: 1 << 40, leaving: true } };
     let mut bytes = Vec::new();
     answer::put(&mut bytes, to, &[PageStatus::Ok, PageStatus::Full]);
     let AnswerBody::Put(statuses) = answer(&bytes).body else { panic!() };
@@ -148,11 +148,29 @@ fn short_answers() {
     bytes.clear();
     answer::heartbeat(&mut bytes, to);
     assert!(matches!(answer(&bytes).body, AnswerBody::Heartbeat));
+    assert!(answer(&bytes).condition.leaving);
+    bytes[12] = 2;
+    assert!(Answer::decode(&bytes).is_err(), "a flag that there is not");
+
+    bytes.clear();
+    answer::leave(&mut bytes, to);
+    assert!(matches!(answer(&bytes).body, AnswerBody::Leave));
 
     bytes.clear();
     answer::goodbye(&mut bytes, to.condition, Code::Ending, &"ü".repeat(200));
     let AnswerBody::Goodbye { code: Code::Ending, text } = answer(&bytes).body else { panic!() };
     assert_eq!(text, "ü".repeat(128));
+}
+
+#[test]
+fn a_server_is_asked_to_leave_or_to_stay() {
+    for leaves in [true, false] {
+        let mut bytes = Vec::new();
+        request::leave(&mut bytes, 3, leaves);
+        assert!(matches!(request(&bytes).body, RequestBody::Leave(asked) if asked == leaves));
+        bytes[16] = 2;
+        assert!(Request::decode(&bytes).is_err());
+    }
 }
 
 #[test]
@@ -188,7 +206,7 @@ fn lengths_and_counts_are_checked_before_they_are_used() {
     assert!(spoilt(&[(0, 0x13)]).is_some());
     assert!(spoilt(&[(4, 2), (5, 0)]).is_some(), "a put read as a get");
     for (at, byte) in
-        [(4, 0), (4, 7), (4, 6), (5, 1), (6, 0), (6, 2), (6, 65), (7, 1), (12, 1), (32, 2), (35, 1), (32, 1)]
+        [(4, 0), (4, 8), (4, 7), (4, 6), (5, 1), (6, 0), (6, 2), (6, 65), (7, 1), (12, 1), (32, 2), (35, 1), (32, 1)]
     {
         assert!(spoilt(&[(at, byte)]).is_some(), "{at} {byte}");
     }

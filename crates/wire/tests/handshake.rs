@@ -99,7 +99,9 @@ fn refusals_and_versions() {
     hello::refusal(&mut bytes, Code::Token, &Code::Token.to_string());
     let Ok(Some((Reply::Refusal { code: Code::Token, text }, len))) = transcript.decode(&bytes) else { panic!() };
     assert_eq!((text, len), (&Code::Token.to_string()[..], bytes.len()));
-    for (min, max, common) in [(0, 0, None), (0, 1, Some(1)), (1, u16::MAX, Some(1)), (2, u16::MAX, None)] {
+    for (min, max, common) in
+        [(0, 0, None), (0, 1, Some(1)), (1, u16::MAX, Some(2)), (2, 2, Some(2)), (3, u16::MAX, None)]
+    {
         assert_eq!(Versions { min, max }.common(), common);
     }
     assert_eq!(hello::decode_challenge(&hello::challenge(&CHALLENGE)), Ok(CHALLENGE));
