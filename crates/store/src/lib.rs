@@ -204,24 +204,27 @@ pub struct Protection {
     pub chunks_put: u64,
     /// Pages and parity that servers have given.
     pub chunks_got: u64,
+    /// Seconds until what can be rebuilt has been, as it went so far; 0 when nothing is, or before there is a speed.
+    #[serde(default)]
+    pub left_seconds: u64,
 }
 
 impl Protection {
     /// Its numbers in their order, for whoever must hand them over one by one.
     #[must_use]
-    pub fn words(&self) -> [u64; 10] {
+    pub fn words(&self) -> [u64; 11] {
         let Self { groups, degraded, rebuilding, rebuilt_chunks, moved_pages, .. } = *self;
-        let Self { reconstructed, hedged, lost_pages, chunks_put, chunks_got, .. } = *self;
+        let Self { reconstructed, hedged, lost_pages, chunks_put, chunks_got, left_seconds, .. } = *self;
         let first = [groups, degraded, rebuilding, rebuilt_chunks, moved_pages];
-        let second = [reconstructed, hedged, lost_pages, chunks_put, chunks_got];
+        let second = [reconstructed, hedged, lost_pages, chunks_put, chunks_got, left_seconds];
         std::array::from_fn(|at| if at < 5 { first[at] } else { second[at - 5] })
     }
 
     /// What [`Protection::words`] gave.
     #[must_use]
-    pub fn from_words(words: [u64; 10]) -> Self {
+    pub fn from_words(words: [u64; 11]) -> Self {
         let [groups, degraded, rebuilding, rebuilt_chunks, moved_pages, ..] = words;
-        let [.., reconstructed, hedged, lost_pages, chunks_put, chunks_got] = words;
+        let [.., reconstructed, hedged, lost_pages, chunks_put, chunks_got, left_seconds] = words;
         Self {
             groups,
             degraded,
@@ -233,6 +236,7 @@ impl Protection {
             lost_pages,
             chunks_put,
             chunks_got,
+            left_seconds,
         }
     }
 }

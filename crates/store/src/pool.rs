@@ -1,6 +1,7 @@
 //! Pool URLs: how users name a store; and opening one.
 
 mod cluster;
+mod drain;
 mod error;
 mod hosts;
 mod open;
@@ -20,6 +21,7 @@ use crate::local::{Compression, Config, SIZE_MIN_BYTES};
 use crate::remote::Settings;
 use crate::stripe::{DATA_MAX, PARITY_MAX, Shape};
 pub use cluster::Etcd;
+pub use drain::Drain;
 pub use error::{OpenError, OpenErrorKind, UrlError};
 pub use open::{Opened, open, open_lasting, take_over};
 use parameters::Parameters;

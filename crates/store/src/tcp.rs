@@ -12,7 +12,7 @@ use spillway_wire::hello::{
     self, CHALLENGE_BYTES, Code, HELLO_BYTES, Hello, MAGIC, Nonce, Reply, TenantId, Transcript, Versions,
 };
 use spillway_wire::request::{self, Class, PutPage, Range};
-use spillway_wire::{Content, Key, checksum};
+use spillway_wire::{Content, Key, VERSION_MIN, checksum};
 
 use crate::Urgency;
 use crate::pool::OpenErrorKind;
@@ -30,6 +30,8 @@ pub(crate) struct Tcp {
     secret: Secret,
     /// Of the tenant's life that its pages belong to.
     incarnation: Option<u64>,
+    /// What is spoken, once the server has said so.
+    pub(crate) version: u16,
     /// Under TLS.
     channel: Option<Channel>,
     /// The nonce that proofs are made with and our hello, once they were exchanged.
@@ -45,7 +47,8 @@ fn random<const N: usize>() -> [u8; N] {
 impl Tcp {
     /// A new tenant; without a token, the empty one.
     pub(crate) fn new(token: Vec<u8>) -> Self {
-        Self { token, tenant: random(), secret: random(), incarnation: None, channel: None, exchanged: None }
+        let (tenant, secret) = (random(), random());
+        Self { token, tenant, secret, incarnation: None, version: VERSION_MIN, channel: None, exchanged: None }
     }
 
     fn say_hello(&mut self, challenge: &[u8; CHALLENGE_BYTES], out: &mut Vec<u8>) -> Result<(), Refusal> {
@@ -62,7 +65,7 @@ impl Tcp {
 
     fn grant(&mut self, welcome: &hello::Welcome) -> Grant {
         let forgot = self.incarnation != Some(welcome.incarnation);
-        self.incarnation = Some(welcome.incarnation);
+        (self.incarnation, self.version) = (Some(welcome.incarnation), welcome.version);
         Grant {
             batch: usize::from(welcome.batch_max),
             window_bytes: usize::try_from(welcome.window_bytes).unwrap_or(usize::MAX),
@@ -192,7 +195,7 @@ impl Protocol for Tcp {
         let body = match answer.body {
             AnswerBody::Put(statuses) => Body::Puts(statuses),
             AnswerBody::Get(pages) => Body::Gets(pages),
-            AnswerBody::Free { .. } | AnswerBody::Heartbeat => Body::Done,
+            AnswerBody::Free { .. } | AnswerBody::Heartbeat | AnswerBody::Leave => Body::Done,
             AnswerBody::Status(_) => return Err(Malformed("no status that was not asked for")),
             AnswerBody::Goodbye { code, .. } => Body::Goodbye(self.refused(code)),
         };

@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use spillway_core::PAGE_BYTES;
-use spillway_wire::answer::{self, AnswerBody, ServerStatus};
+use spillway_wire::answer::{self, AnswerBody, Condition, ServerStatus};
 use spillway_wire::{request, tls};
 
 use super::open::read_token;
@@ -47,6 +47,8 @@ pub struct ServerReport {
     pub connections: Option<u64>,
     /// Share of its time that it is busy, of 255.
     pub load: Option<u8>,
+    /// Whether its pages are moving to other servers.
+    pub leaving: Option<bool>,
     /// Median time from a question to its answer.
     pub latency: Option<Duration>,
 }
@@ -84,12 +86,12 @@ pub fn status(url: &str) -> Result<Vec<ServerReport>, OpenError> {
 }
 
 /// A connection that is waited for.
-struct Line {
+pub(super) struct Line {
     stream: tls::Stream,
     input: Vec<u8>,
 }
 
-fn fail(kind: OpenErrorKind, text: impl Into<String>) -> OpenError {
+pub(super) fn fail(kind: OpenErrorKind, text: impl Into<String>) -> OpenError {
     OpenError { server: String::new(), kind, text: text.into() }
 }
 
@@ -115,12 +117,12 @@ impl Line {
         Ok(Self { stream, input: Vec::new() })
     }
 
-    fn say(&mut self, bytes: &[u8]) -> Result<(), OpenError> {
+    pub(super) fn say(&mut self, bytes: &[u8]) -> Result<(), OpenError> {
         self.stream.write_all(bytes).map_err(|error| broken(&error))
     }
 
     /// Reads until `whole` finds what it looks for and says how long that is; takes it out.
-    fn hear<T>(&mut self, mut whole: impl FnMut(&[u8]) -> Heard<T>) -> Result<T, OpenError> {
+    pub(super) fn hear<T>(&mut self, mut whole: impl FnMut(&[u8]) -> Heard<T>) -> Result<T, OpenError> {
         loop {
             if let Some((heard, bytes)) = whole(&self.input)? {
                 self.input.drain(..bytes);
@@ -157,8 +159,9 @@ impl Line {
     }
 }
 
-/// The server makes a tenant for this and forgets it when its lease has run out.
-fn ask_tcp(host: &Host, tls: Option<&tls::Client>, token: Vec<u8>) -> Result<ServerReport, OpenError> {
+/// A connection to a server of ours, and the version that is spoken. The server makes a tenant for this and forgets it when
+/// its lease has run out.
+pub(super) fn enter(host: &Host, tls: Option<&tls::Client>, token: Vec<u8>) -> Result<(Line, u16), OpenError> {
     let (mut line, mut protocol) = (Line::to(host, tls)?, tcp::Tcp::new(token));
     line.stream.channel().into_iter().for_each(|channel| protocol.bind(channel));
     let mut out = Vec::new();
@@ -170,13 +173,22 @@ fn ask_tcp(host: &Host, tls: Option<&tls::Client>, token: Vec<u8>) -> Result<Ser
             Ok((used > 0).then_some((greeting, used)))
         })?;
         if let Greeting::Done(_) = greeting {
-            break;
+            return Ok((line, protocol.version));
         }
     }
+}
+
+/// What a server of ours says of itself.
+pub(super) fn ask_status(line: &mut Line) -> Result<(ServerStatus, Condition), OpenError> {
     let mut question = Vec::new();
     request::status(&mut question, 1);
     line.say(&question)?;
-    let (status, load) = line.hear(hear_status)?;
+    line.hear(hear_status)
+}
+
+fn ask_tcp(host: &Host, tls: Option<&tls::Client>, token: Vec<u8>) -> Result<ServerReport, OpenError> {
+    let (mut line, _) = enter(host, tls, token)?;
+    let (status, condition) = ask_status(&mut line)?;
     let mut heartbeat = Vec::new();
     request::heartbeat(&mut heartbeat, 2);
     let latency = line.median(|line| {
@@ -193,26 +205,27 @@ fn ask_tcp(host: &Host, tls: Option<&tls::Client>, token: Vec<u8>) -> Result<Ser
         // Without the one that asks.
         tenants: Some(status.tenants.saturating_sub(1)),
         connections: Some(status.connections),
-        load: Some(load),
+        load: Some(condition.load),
+        leaving: Some(condition.leaving),
         latency: Some(latency),
         ..ServerReport::default()
     })
 }
 
 /// What was heard and its length, once it is there as a whole.
-type Heard<T> = Result<Option<(T, usize)>, OpenError>;
+pub(super) type Heard<T> = Result<Option<(T, usize)>, OpenError>;
 
-fn hear_status(input: &[u8]) -> Heard<(ServerStatus, u8)> {
+fn hear_status(input: &[u8]) -> Heard<(ServerStatus, Condition)> {
     match answer::Answer::decode(input).map_err(other)? {
         None => Ok(None),
         Some((answer::Answer { body: AnswerBody::Status(status), condition, .. }, bytes)) => {
-            Ok(Some(((status, condition.load), bytes)))
+            Ok(Some(((status, condition), bytes)))
         }
         Some(_) => Err(fail(OpenErrorKind::Protocol, "it answers what was not asked: use the same version on both")),
     }
 }
 
-fn other(malformed: spillway_wire::Malformed) -> OpenError {
+pub(super) fn other(malformed: spillway_wire::Malformed) -> OpenError {
     fail(OpenErrorKind::Protocol, malformed.to_string())
 }
 

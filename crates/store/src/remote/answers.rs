@@ -6,6 +6,7 @@ use std::time::Instant;
 use spillway_core::Page;
 
 use super::Remote;
+use super::evacuate::Carried;
 use super::handles::{self, Handles, State};
 use super::ops::{OpId, Ops, Stage};
 use super::protocol::{Body, Item, Protocol, Refusal};
@@ -28,7 +29,7 @@ impl<P: Protocol> Remote<P> {
         if !self.servers[at].is_ready() && self.servers[at].advance(self.poller.as_fd(), now)? {
             self.give_up_forgotten(at, done);
         }
-        let Self { servers, handles, ops, hash, scratch, declined, .. } = self;
+        let Self { servers, handles, ops, hash, scratch, declined, carriage, .. } = self;
         let server = &mut servers[at];
         let Link::Ready(connection) = &mut server.link else { return Ok(()) };
         // What came before an end counts.
@@ -52,13 +53,27 @@ impl<P: Protocol> Remote<P> {
             }
             let nothing = || other_protocol("an answer to what was not asked");
             let items = server.requests.items(answer.id).ok_or_else(nothing)?;
-            let pages = items.iter().filter(|item| !matches!(item, Asked::Free(_))).count();
+            let pages = items.iter().filter(|item| !matches!(item, Asked::Free(_) | Asked::Stray(..))).count();
             if pages != answer.body.len() {
                 return Err(other_protocol("an answer for each page"));
             }
             let mut body = answer.body;
             for asked in items {
-                match (*asked, if pages > 0 { body.next() } else { None }) {
+                let item = if pages > 0 { body.next() } else { None };
+                let carries =
+                    matches!(*asked, Asked::Put(op) | Asked::Get(op) if ops.get_mut(op).is_some_and(|op| op.carries));
+                match (*asked, item) {
+                    (Asked::Put(op), Some(item @ (Item::Kept | Item::Full))) if carries => {
+                        server.puts -= 1;
+                        full |= item == Item::Full;
+                        let what = if item == Item::Kept { Carried::Kept } else { Carried::Stays };
+                        carriage.news.push((op, what));
+                    }
+                    (Asked::Get(op), Some(item @ (Item::Bytes(_) | Item::Zero | Item::Gone))) if carries => {
+                        let page = verify(item, handles, ops, op, hash, scratch);
+                        let read = page.is_ok_and(|page| ops.turn(op, page));
+                        carriage.news.push((op, if read { Carried::Read } else { Carried::Stays }));
+                    }
                     (Asked::Put(op), Some(Item::Kept)) => {
                         server.puts -= 1;
                         put_done(op, handles, ops, &mut server.leaving, done);
@@ -69,8 +84,16 @@ impl<P: Protocol> Remote<P> {
                     }
                     (Asked::Get(op), Some(item @ (Item::Bytes(_) | Item::Zero | Item::Gone))) => {
                         let page = verify(item, handles, ops, op, hash, scratch);
-                        got(op, page, handles, ops, &mut server.leaving, done);
+                        let handle = ops.get_mut(op).expect("it is under way").handle;
+                        if handles.is_abandoned(handle) && carriage.has(ops, handle) {
+                            ops.end(op);
+                            let slot = handles.slot_mut(handle);
+                            slot.state = if slot.state == State::Getting { State::Kept } else { slot.state };
+                        } else {
+                            got(op, page, handles, ops, &mut server.leaving, done);
+                        }
                     }
+                    (Asked::Stray(..), None) => {}
                     (Asked::Free(bits), None) => {
                         handles.recycle(Handle::from_bits(bits).expect("it was one"));
                     }

@@ -176,6 +176,11 @@ impl Handles {
         slot
     }
 
+    /// How many slots there are; handles are 1 to that.
+    pub(crate) fn len(&self) -> u32 {
+        u32::try_from(self.segments.len()).expect("few") * SEGMENT_SLOTS
+    }
+
     /// Those that someone refers to.
     pub(crate) fn held(&self) -> impl Iterator<Item = Handle> + '_ {
         let slots = self.segments.iter().flat_map(|segment| segment.iter());

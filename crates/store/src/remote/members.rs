@@ -41,6 +41,7 @@ impl<P: Protocol> Members for Remote<P> {
             ready: server.is_ready(),
             gone: server.is_gone(now, self.settings.deadline),
             full: server.is_full(now) || server.condition.free_pages == 0,
+            leaving: server.is_leaving(),
             room: server.puts < self.puts_max() && self.ops.has_page(),
             life: server.valid_since,
             load: server.condition.load,

@@ -10,6 +10,7 @@
 
 mod answers;
 mod connection;
+mod evacuate;
 pub(crate) mod handles;
 mod members;
 pub(crate) mod names;
@@ -34,6 +35,7 @@ use spillway_wire::tls;
 use crate::hash::PageHash;
 use crate::pool::{OpenError, OpenErrorKind};
 use crate::{Completion, Got, Handle, Prepared, Preparer, Put, Status, Store, StoreError, Urgency};
+use evacuate::Carriage;
 use handles::{Handles, Slot, State};
 use ops::{Kind, OpId, Ops, Stage};
 use protocol::Protocol;
@@ -79,6 +81,8 @@ pub(crate) struct Remote<P: Protocol> {
     scratch: Box<Page>,
     random: u64,
     placement: Placement,
+    /// Pages that move from servers that leave.
+    carriage: Carriage,
     /// Wakes up for whoever places chunks, at a time that is set.
     alarm: OwnedFd,
     alarm_at: Option<Instant>,
@@ -129,6 +133,7 @@ impl<P: Protocol> Remote<P> {
             scratch: Box::new([0; PAGE_BYTES]),
             random: u64::from(std::process::id()) | 1 << 40,
             placement: Placement::Any,
+            carriage: Carriage::new(now),
             alarm,
             alarm_at: None,
         };
@@ -181,7 +186,7 @@ impl<P: Protocol> Remote<P> {
         let count = self.servers.iter().filter(|server| usable(server)).count();
         if count == 0 {
             let mut ready = self.servers.iter().filter(|server| server.is_ready()).peekable();
-            let full = ready.peek().is_some() && ready.all(|server| server.is_full(now));
+            let full = ready.peek().is_some() && ready.all(|server| server.is_full(now) || server.is_leaving());
             return Err(if full { StoreError::Full } else { StoreError::Unavailable });
         }
         let picks = [self.random_below(count), self.random_below(count)];
@@ -257,13 +262,13 @@ impl<P: Protocol> Remote<P> {
     fn abandon(&mut self, handle: Handle) {
         let slot = *self.handles.slot(handle);
         match slot.state {
-            State::Kept | State::Lost => self.leave(handle),
+            State::Kept | State::Lost => self.let_go(handle),
             State::Putting | State::Getting => {
                 let (id, op) = self.ops.at(slot.op);
                 if op.stage == Stage::Queued {
                     self.servers[usize::from(slot.server)].puts -= usize::from(slot.state == State::Putting);
                     self.ops.end(id);
-                    self.leave_unless(handle, slot.state == State::Putting);
+                    if slot.state == State::Putting { self.handles.recycle(handle) } else { self.let_go(handle) }
                 }
             }
             State::Free | State::Leaving => panic!("{handle:?} was freed before"),
@@ -387,7 +392,9 @@ impl<P: Protocol> Store for Remote<P> {
                 self.disconnect(at, why, now, done);
             }
         }
+        self.carry_on(now);
         self.place_elsewhere(now, done);
+        self.evacuate(now);
         if now >= self.next_tick {
             self.keep_house(now, done);
         }

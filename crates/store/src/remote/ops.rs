@@ -46,6 +46,10 @@ pub(crate) struct Op {
     pub(crate) kind: Kind,
     pub(crate) stage: Stage,
     pub(crate) deadline: Instant,
+    /// It carries its page to another server: where to, and when it was put there, as that one counts.
+    pub(crate) carries: bool,
+    pub(crate) to: u8,
+    pub(crate) epoch: u16,
     number: u32,
 }
 
@@ -101,10 +105,31 @@ impl Ops {
         self.add(handle, Kind::Get(urgency), deadline)
     }
 
+    /// Makes a put out of a get that has brought its page; false when puts have no buffer to spare.
+    pub(crate) fn turn(&mut self, id: OpId, page: &Page) -> bool {
+        if self.free_pages.len() <= PUTS_MAX / 2 {
+            return false;
+        }
+        let buffer = self.free_pages.pop().expect("there are more");
+        self.pages[usize::from(buffer)] = *page;
+        let op = self.get_mut(id).expect("it is under way");
+        (op.kind, op.stage) = (Kind::Put(buffer), Stage::Queued);
+        true
+    }
+
     fn add(&mut self, handle: Handle, kind: Kind, deadline: Instant) -> Option<OpId> {
         let at = self.free.pop()?;
         self.number = self.number.wrapping_add(1);
-        self.ops[usize::from(at)] = Some(Op { handle, kind, stage: Stage::Queued, deadline, number: self.number });
+        self.ops[usize::from(at)] = Some(Op {
+            handle,
+            kind,
+            stage: Stage::Queued,
+            deadline,
+            carries: false,
+            to: 0,
+            epoch: 0,
+            number: self.number,
+        });
         Some(OpId { at, number: self.number })
     }
 

@@ -11,6 +11,8 @@ pub(crate) enum Asked<Op> {
     Put(Op),
     Get(Op),
     Free(u32),
+    /// To free what stayed behind under this epoch and handle.
+    Stray(u16, u32),
 }
 
 struct Request<Op> {

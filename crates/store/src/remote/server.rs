@@ -60,6 +60,8 @@ pub(crate) struct Server<P> {
     pub(crate) queues: Queues,
     /// Pages that it is to forget.
     pub(crate) leaving: List,
+    /// Copies that stayed behind when their pages were carried elsewhere.
+    pub(crate) strays: Vec<Name>,
     /// They have waited long enough for company.
     pub(crate) leave_now: bool,
     pub(crate) requests: Requests<OpId>,
@@ -101,6 +103,7 @@ impl<P: Protocol> Server<P> {
             tls,
             queues: Queues::new(),
             leaving: List::default(),
+            strays: Vec::new(),
             leave_now: false,
             requests: Requests::new(BATCH_MAX, now),
             epoch: 0,
@@ -128,9 +131,14 @@ impl<P: Protocol> Server<P> {
         self.full_until.is_some_and(|until| now < until)
     }
 
+    /// Whether it says that its pages are to go elsewhere.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.is_ready() && self.condition.leaving
+    }
+
     /// Whether a page may be put there, if a server may have so many under way.
     pub(crate) fn takes(&self, now: Instant, puts_max: usize) -> bool {
-        self.is_ready() && !self.is_full(now) && self.puts < puts_max
+        self.is_ready() && !self.is_full(now) && !self.condition.leaving && self.puts < puts_max
     }
 
     /// It declined a page.
@@ -225,7 +233,8 @@ impl<P: Protocol> Server<P> {
             self.valid_since = self.epoch;
         }
         self.grant = Grant { batch: grant.batch.clamp(1, BATCH_MAX), ..grant };
-        self.condition = Condition { load: 0, free_pages: grant.capacity_pages.map_or(u64::MAX, |(_, free)| free) };
+        let free_pages = grant.capacity_pages.map_or(u64::MAX, |(_, free)| free);
+        self.condition = Condition { load: 0, free_pages, leaving: false };
         (self.heard, self.spoke, self.pause, self.failure) = (now, now, PAUSE_MIN, None);
         (self.probed, self.welcomed, self.away_since) = (now, now, None);
         if let Link::Greeting(connection, _) = std::mem::replace(&mut self.link, Link::Changing) {
@@ -306,11 +315,13 @@ impl<P: Protocol> Server<P> {
         while self.encode_gets(Urgency::Demand, handles, ops, now) {}
         while self.takes_bulk() {
             let gets = self.encode_gets(Urgency::Prefetch, handles, ops, now);
-            let puts = self.encode_puts(handles, ops, now);
+            // Before puts: one may have the name of a stray.
+            let strays = self.encode_strays(now);
+            let puts = self.strays.is_empty() && self.encode_puts(handles, ops, now);
             // Nobody waits for these, and alone each would wake the server.
             self.leave_now &= !self.leaving.is_empty();
             let frees = (puts || self.leave_now || self.leaving.len() >= BATCH_MAX) && self.encode_frees(handles, now);
-            if !(gets || puts || frees) {
+            if !(gets || strays || puts || frees) {
                 break;
             }
         }
@@ -372,7 +383,11 @@ impl<P: Protocol> Server<P> {
             let Some(op) = ops.get_mut(id).filter(|op| op.stage == Stage::Queued) else { continue };
             let Kind::Put(buffer) = op.kind else { continue };
             op.stage = Stage::Sent;
-            handles.slot_mut(op.handle).epoch = self.epoch;
+            if op.carries {
+                op.epoch = self.epoch;
+            } else {
+                handles.slot_mut(op.handle).epoch = self.epoch;
+            }
             chosen[count] = (buffer, Name { epoch: self.epoch, handle: op.handle.bits() });
             items[count] = Asked::Put(id);
             count += 1;
@@ -383,6 +398,21 @@ impl<P: Protocol> Server<P> {
         let id = self.requests.add(items[..count].iter().copied(), count * page_bytes, now).expect("there is room");
         let parcels = chosen.map(|(buffer, name)| Parcel { name, page: ops.page(buffer) });
         self.protocol.put(connection.out(), id, &parcels[..count]);
+        true
+    }
+
+    fn encode_strays(&mut self, now: Instant) -> bool {
+        let valid_since = self.valid_since;
+        self.strays.retain(|name| name.epoch >= valid_since);
+        let count = self.strays.len().min(self.room(P::OVERHEAD_BYTES, false)).min(BATCH_MAX);
+        let Link::Ready(connection) = &mut self.link else { return false };
+        if count == 0 {
+            return false;
+        }
+        let names = self.strays.split_off(self.strays.len() - count);
+        let items = names.iter().map(|name| Asked::Stray(name.epoch, name.handle));
+        let id = self.requests.add(items, count * P::OVERHEAD_BYTES, now).expect("there is room");
+        self.protocol.free(connection.out(), id, &names);
         true
     }
 

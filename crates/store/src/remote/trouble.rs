@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::handles::State;
 use super::ops::{Kind, OpId, Stage};
-use super::protocol::{Protocol, Refusal};
+use super::protocol::{Name, Protocol, Refusal};
 use super::requests::Asked;
 use super::server::Server;
 use super::{GREETING_MAX, PATIENCE_MAX, Placement, Remote, TICK_CALM, TICK_TROUBLED, wait};
@@ -31,14 +31,21 @@ impl<P: Protocol> Remote<P> {
     pub(super) fn lose(&mut self, id: OpId, done: &mut dyn FnMut(Completion<'_>)) {
         let op = self.ops.get_mut(id).expect("it is under way");
         let handle = op.handle;
-        let sent = op.stage == Stage::Sent;
+        let (sent, carries) = (op.stage == Stage::Sent, op.carries);
         op.stage = Stage::Given;
+        if carries {
+            // What was asked is answered still; what was not, never will be.
+            if !sent {
+                self.end_carriage(id);
+            }
+            return;
+        }
         if !sent {
             self.ops.end(id);
         }
         self.handles.slot_mut(handle).state = State::Lost;
         if self.handles.is_abandoned(handle) {
-            self.leave(handle);
+            self.let_go(handle);
         } else {
             done(Completion::Got { handle, page: Err(StoreError::Lost) });
         }
@@ -51,6 +58,7 @@ impl<P: Protocol> Remote<P> {
                 match item {
                     Asked::Put(id) => self.fail_put(id, StoreError::Unavailable, false, done),
                     Asked::Get(id) => self.ask_again(at, id),
+                    Asked::Stray(epoch, handle) => self.servers[at].strays.push(Name { epoch, handle }),
                     Asked::Free(bits) => {
                         let handle = Handle::from_bits(bits).expect("it was one");
                         self.servers[at].forget(&mut self.handles, handle);
@@ -70,11 +78,13 @@ impl<P: Protocol> Remote<P> {
     pub(super) fn ask_again(&mut self, at: usize, id: OpId) {
         let op = self.ops.get_mut(id).expect("it is under way");
         let handle = op.handle;
-        if op.stage == Stage::Given {
+        if op.carries {
+            self.end_carriage(id);
+        } else if op.stage == Stage::Given {
             self.ops.end(id);
         } else if self.handles.is_abandoned(handle) {
             self.ops.end(id);
-            self.leave(handle);
+            self.let_go(handle);
         } else {
             op.stage = Stage::Queued;
             let kind = op.kind;
@@ -90,7 +100,11 @@ impl<P: Protocol> Remote<P> {
         unheard: bool,
         done: &mut dyn FnMut(Completion<'_>),
     ) {
-        let handle = self.ops.get_mut(id).expect("it is under way").handle;
+        let op = self.ops.get_mut(id).expect("it is under way");
+        if op.carries {
+            return self.carriage_failed(id, unheard);
+        }
+        let handle = op.handle;
         self.ops.end(id);
         self.servers[usize::from(self.handles.slot(handle).server)].puts -= 1;
         let abandoned = self.handles.is_abandoned(handle);
@@ -138,7 +152,7 @@ impl<P: Protocol> Remote<P> {
             }
         }
         self.lose_overdue(now, done);
-        let calm = self.servers.iter().all(Server::is_ready);
+        let calm = self.servers.iter().all(|server| server.is_ready() && !server.is_leaving());
         self.set_tick(if calm { TICK_CALM } else { TICK_TROUBLED });
         self.next_tick = now + self.tick / 2;
     }

@@ -382,11 +382,13 @@ impl Core {
             if waited >= SUSPECT_AFTER {
                 self.watch.suspect(want.member, now);
             }
-            if waited < p99 {
+            // Who has gone in the middle of a fetch may be back with the chunk, and may not.
+            let away = !self.watch.is_ready(want.member);
+            if waited < p99 && !away {
                 self.look_by(want.since + p99);
                 continue;
             }
-            let suspect = self.watch.is_suspect(want.member, now);
+            let suspect = away || self.watch.is_suspect(want.member, now);
             self.look_by(if suspect { now + LOOK } else { (want.since + SUSPECT_AFTER).max(now + p99) });
             let direct = want.position == self.jobs.at(want.job).place.position;
             let reads = matches!(self.jobs.at(want.job).purpose, Purpose::Read(_));

@@ -174,8 +174,8 @@ impl Core {
             for member in 0..members.count() {
                 let health = members.health(member, now);
                 ready += usize::from(health.ready && !suspected);
-                full += usize::from(health.ready && health.full && !suspected);
-                if health.ready && !health.full && self.watch.is_suspect(member, now) == suspected {
+                full += usize::from(health.ready && !health.takes() && !suspected);
+                if health.takes() && self.watch.is_suspect(member, now) == suspected {
                     let busy = usize::from(health.load / 64) + health.puts / 16;
                     let tie = (salt ^ u64::from(member)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48;
                     order[fit] = (!health.room, busy, tie, member);
@@ -258,10 +258,7 @@ impl Core {
     /// Sends a chunk to its member, or to another if that one takes none. What finds no room now is tried again.
     pub(super) fn send(&mut self, members: &mut dyn Members, fill: usize, position: u8, now: Instant) {
         let at = usize::from(position);
-        let takes = |member: u8| {
-            let health = members.health(member, now);
-            health.ready && !health.full
-        };
+        let takes = |member: u8| members.health(member, now).takes();
         let from = &self.fills[fill];
         if !takes(from.members[at]) {
             let free = |member: &u8| {

@@ -17,6 +17,8 @@ pub(crate) struct Health {
     pub(crate) gone: bool,
     /// It declines pages for now.
     pub(crate) full: bool,
+    /// It takes no pages, and what it has is to go to others, as long as it says so.
+    pub(crate) leaving: bool,
     /// It has room for one more put under way.
     pub(crate) room: bool,
     /// Another number after it has forgotten what it had.
@@ -25,6 +27,13 @@ pub(crate) struct Health {
     pub(crate) load: u8,
     /// Puts under way.
     pub(crate) puts: usize,
+}
+
+impl Health {
+    /// Whether it would be given pages, if not now then soon.
+    pub(crate) fn takes(self) -> bool {
+        self.ready && !self.full && !self.leaving
+    }
 }
 
 /// What can be had of a chunk.

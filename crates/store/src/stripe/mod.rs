@@ -17,7 +17,7 @@ mod fetch;
 mod fills;
 mod jobs;
 pub(crate) mod members;
-mod pace;
+pub(crate) mod pace;
 mod table;
 #[cfg(test)]
 mod tests;

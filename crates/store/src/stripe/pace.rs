@@ -62,7 +62,7 @@ impl Latency {
 }
 
 /// A share of the link, in pages.
-pub(super) struct Budget {
+pub(crate) struct Budget {
     pages: f64,
     per_second: f64,
     filled: Instant,
@@ -72,23 +72,23 @@ pub(super) struct Budget {
 const SAVED_PAGES_MAX: f64 = 256.0;
 
 impl Budget {
-    pub(super) fn new(per_second: f64, now: Instant) -> Self {
+    pub(crate) fn new(per_second: f64, now: Instant) -> Self {
         Self { pages: 0.0, per_second, filled: now }
     }
 
-    pub(super) fn earn(&mut self, pages: f64) {
+    pub(crate) fn earn(&mut self, pages: f64) {
         self.pages = (self.pages + pages).min(SAVED_PAGES_MAX);
     }
 
     /// Whether something may begin; it may cost more than there is, which later ones wait for.
-    pub(super) fn has(&mut self, now: Instant) -> bool {
+    pub(crate) fn has(&mut self, now: Instant) -> bool {
         let seconds = now.saturating_duration_since(self.filled).as_secs_f64();
         self.filled = now;
         self.earn(seconds * self.per_second);
         self.pages > 0.0
     }
 
-    pub(super) fn spend(&mut self, pages: f64) {
+    pub(crate) fn spend(&mut self, pages: f64) {
         self.pages -= pages;
     }
 }

@@ -47,10 +47,15 @@ pub(super) struct Upkeep {
     /// Of this sweep: rows that miss something, and whether more is to be done about that.
     degraded: u64,
     again: bool,
+    /// Of this sweep and of the one before: rows with a chunk at a member that leaves, and no other member to take it.
+    stranded: u64,
+    strands: bool,
     next_page: usize,
     /// Pages looked at since one was found that is to move, and when to go on after all were.
     fruitless: usize,
     rest_until: Instant,
+    /// When the rebuilding under way began, and at which row.
+    rebuilding_since: Option<(Instant, usize)>,
     rebuild: Budget,
     compact: Budget,
 }
@@ -65,9 +70,12 @@ impl Upkeep {
             next_row: 0,
             degraded: 0,
             again: false,
+            stranded: 0,
+            strands: false,
             next_page: 0,
             fruitless: 0,
             rest_until: now,
+            rebuilding_since: None,
             rebuild: Budget::new(REBUILT_PER_SECOND, now),
             compact: Budget::new(COMPACTED_PER_SECOND, now),
         }
@@ -118,6 +126,19 @@ impl Upkeep {
 }
 
 impl Core {
+    /// Estimates how long rebuilding takes still, by how far the sweep has come since it began.
+    fn estimate(&mut self, now: Instant) {
+        if self.counts.rebuilding == 0 {
+            (self.upkeep.rebuilding_since, self.counts.left_seconds) = (None, 0);
+            return;
+        }
+        let at = self.upkeep.next_row;
+        let (since, from) = *self.upkeep.rebuilding_since.get_or_insert((now, at));
+        let (done, to_do) = (at.saturating_sub(from) as u128, self.rows.len().saturating_sub(at) as u128);
+        let left_ms = (now.saturating_duration_since(since).as_millis() * to_do).checked_div(done);
+        self.counts.left_seconds = left_ms.map_or(0, |ms| u64::try_from(ms.div_ceil(1000)).unwrap_or(u64::MAX));
+    }
+
     /// A sweep may have passed a row by the time that it gets this chunk.
     pub(super) fn wake_unless_there(&mut self, members: &dyn Members, chunk: Option<Handle>, now: Instant) {
         if chunk.is_none_or(|chunk| members.chunk(chunk, now).presence != Presence::There) {
@@ -129,7 +150,8 @@ impl Core {
     /// A step of upkeep. Returns whether more can be done at once.
     pub(super) fn upkeep_step(&mut self, members: &mut dyn Members, now: Instant) -> bool {
         let more = self.sweep_rows(members, now);
-        let more = self.sweep_pages(now) || more;
+        self.estimate(now);
+        let more = self.sweep_pages(members, now) || more;
         if more {
             self.look_by(now + LOOK);
         }
@@ -165,7 +187,11 @@ impl Core {
         let upkeep = &mut self.upkeep;
         self.counts.degraded = std::mem::take(&mut upkeep.degraded);
         upkeep.next_row = 0;
-        let again = std::mem::take(&mut upkeep.again) || self.counts.degraded > 0 || self.watch.away() > 0;
+        upkeep.strands = std::mem::take(&mut upkeep.stranded) > 0;
+        let again = std::mem::take(&mut upkeep.again)
+            || self.counts.degraded > 0
+            || self.watch.away() > 0
+            || self.watch.is_one_leaving();
         upkeep.sweep_at = again.then_some(now + REST);
         if again {
             self.look_by(now + REST);
@@ -175,10 +201,13 @@ impl Core {
 
     /// Looks after one row; false when it must wait for others.
     fn tend(&mut self, members: &mut dyn Members, row: u32, now: Instant) -> bool {
-        let (mut missing, mut wanted, mut alive) = (false, None, 0);
+        let (mut missing, mut wanted, mut leaving, mut alive) = (false, None, None, 0);
         for position in self.shape.used(self.rows.length(row)) {
-            let presence =
-                self.rows.chunk(row, position).map_or(Presence::Dead, |chunk| members.chunk(chunk, now).presence);
+            let chunk = self.rows.chunk(row, position).map(|chunk| members.chunk(chunk, now));
+            let presence = chunk.map_or(Presence::Dead, |chunk| chunk.presence);
+            if chunk.is_some_and(|chunk| members.health(chunk.member, now).leaving) {
+                leaving = leaving.or(Some(position));
+            }
             missing |= presence != Presence::There;
             alive += u8::from(matches!(presence, Presence::There | Presence::Away));
             if matches!(presence, Presence::Dead | Presence::Gone) {
@@ -186,6 +215,11 @@ impl Core {
             }
         }
         let enough = alive >= self.rows.length(row);
+        // What is missing comes before what only moves.
+        let wanted = wanted.or(leaving);
+        if wanted.is_some() && wanted == leaving && !self.has_place(members, row, leaving, now) {
+            self.upkeep.stranded += 1;
+        }
         if let Some(position) = wanted.filter(|_| enough && !self.rows.is_busy(row)) {
             #[cfg(test)]
             let wanted = self.mutation != Some(Mutation::NeverRebuild);
@@ -214,18 +248,19 @@ impl Core {
         }
     }
 
+    /// Whether there is a member for a row's chunk, be it busy now.
+    fn has_place(&self, members: &dyn Members, row: u32, position: Option<u8>, now: Instant) -> bool {
+        let Some(position) = position else { return true };
+        let taken = self.taken(members, row, position, now);
+        (0..members.count()).any(|member| !taken[usize::from(member)] && !members.health(member, now).leaving)
+    }
+
     /// A member that could have a row's chunk: it has none of the others.
     pub(super) fn spare(&self, members: &dyn Members, row: u32, position: u8, now: Instant) -> Option<u8> {
-        let mut taken = [false; 256];
-        for other in self.shape.used(self.rows.length(row)).filter(|other| *other != position) {
-            let Some(chunk) = self.rows.chunk(row, other) else { continue };
-            let chunk = members.chunk(chunk, now);
-            // What is dead there is in nobody's way.
-            taken[usize::from(chunk.member)] |= chunk.presence != Presence::Dead;
-        }
+        let taken = self.taken(members, row, position, now);
         let fits = |member: &u8| {
             let health = members.health(*member, now);
-            health.ready && health.room && !health.full && !self.watch.is_suspect(*member, now)
+            health.takes() && health.room && !self.watch.is_suspect(*member, now)
         };
         let free = (0..members.count()).filter(|member| !taken[usize::from(*member)] && fits(member));
         free.min_by_key(|member| {
@@ -234,12 +269,29 @@ impl Core {
         })
     }
 
-    /// Moves pages out of rows that are mostly holes.
-    fn sweep_pages(&mut self, now: Instant) -> bool {
-        let Some(most) = self.upkeep.emptied() else { return false };
+    /// Members that have another chunk of a row.
+    fn taken(&self, members: &dyn Members, row: u32, position: u8, now: Instant) -> [bool; 256] {
+        let mut taken = [false; 256];
+        for other in self.shape.used(self.rows.length(row)).filter(|other| *other != position) {
+            let Some(chunk) = self.rows.chunk(row, other) else { continue };
+            let chunk = members.chunk(chunk, now);
+            // What is dead there is in nobody's way.
+            taken[usize::from(chunk.member)] |= chunk.presence != Presence::Dead;
+        }
+        taken
+    }
+
+    /// Moves pages out of rows that are mostly holes, and out of rows that a member's leaving would cost a chunk.
+    fn sweep_pages(&mut self, members: &dyn Members, now: Instant) -> bool {
+        let strands = self.upkeep.strands && self.watch.is_one_leaving();
+        let emptied = self.upkeep.emptied();
+        if emptied.is_none() && !strands {
+            return false;
+        }
         // A row that misses something is rebuilt first.
         let rests = now < self.upkeep.rest_until;
-        if rests || self.watch.away() > 0 || !self.upkeep.compact.has(now) || self.jobs.background >= JOBS_MAX {
+        let budget = if strands { &mut self.upkeep.rebuild } else { &mut self.upkeep.compact };
+        if rests || self.watch.away() > 0 || !budget.has(now) || self.jobs.background >= JOBS_MAX {
             self.look_by(now + LOOK);
             return false;
         }
@@ -252,7 +304,7 @@ impl Core {
             self.upkeep.fruitless += 1;
             self.upkeep.next_page = (self.upkeep.next_page + 1) % pages;
             let handle = self.pages.nth(self.upkeep.next_page);
-            if self.is_to_move(handle, most) {
+            if self.is_to_move(members, handle, emptied, strands, now) {
                 let State::Kept(place, _) = self.pages.state(handle) else { continue };
                 if !self.start(place, Purpose::Move(handle), now) {
                     return false;
@@ -260,8 +312,9 @@ impl Core {
                 self.upkeep.fruitless = 0;
                 self.pages.set_moving(handle, true);
                 // Read once, and written with its share of parity.
-                self.upkeep.compact.spend(2.0 + self.shape.parity as f64 / self.shape.data as f64);
-                if self.jobs.background >= JOBS_MAX || !self.upkeep.compact.has(now) {
+                let budget = if strands { &mut self.upkeep.rebuild } else { &mut self.upkeep.compact };
+                budget.spend(2.0 + self.shape.parity as f64 / self.shape.data as f64);
+                if self.jobs.background >= JOBS_MAX || !budget.has(now) {
                     break;
                 }
             }
@@ -269,8 +322,23 @@ impl Core {
         true
     }
 
-    fn is_to_move(&self, handle: Handle, most: u32) -> bool {
+    fn is_to_move(
+        &self,
+        members: &dyn Members,
+        handle: Handle,
+        emptied: Option<u32>,
+        strands: bool,
+        now: Instant,
+    ) -> bool {
         let State::Kept(place, _) = self.pages.state(handle) else { return false };
-        self.rows.live(place.row).count_ones() <= most && !self.pages.is_moving(handle)
+        if self.pages.is_moving(handle) {
+            return false;
+        }
+        let leaves = |position: u8| {
+            let chunk = self.rows.chunk(place.row, position).map(|chunk| members.chunk(chunk, now));
+            chunk.is_some_and(|chunk| members.health(chunk.member, now).leaving)
+        };
+        emptied.is_some_and(|most| self.rows.live(place.row).count_ones() <= most)
+            || strands && !self.rows.is_busy(place.row) && self.shape.used(self.rows.length(place.row)).any(leaves)
     }
 }

@@ -43,9 +43,20 @@ impl Watch {
         for (member, watched) in (0..members.count()).zip(&mut self.members) {
             let health = members.health(member, now);
             let known = std::mem::replace(&mut watched.known, health);
-            changed |= (health.ready, health.gone, health.life) != (known.ready, known.gone, known.life);
+            let seen = |health: Health| (health.ready, health.gone, health.life, health.leaving);
+            changed |= seen(health) != seen(known);
         }
         changed
+    }
+
+    /// Whether it could be asked when it was last looked at.
+    pub(super) fn is_ready(&self, member: u8) -> bool {
+        self.members[usize::from(member)].known.ready
+    }
+
+    /// Whether one is leaving.
+    pub(super) fn is_one_leaving(&self) -> bool {
+        self.members.iter().any(|watched| watched.known.leaving)
     }
 
     /// Members that cannot be asked.

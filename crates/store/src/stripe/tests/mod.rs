@@ -10,6 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use model::{Model, Seen, Setting, Weather};
 
 use super::{Mutation, Shape};
+use crate::Urgency;
 
 const SHAPES: [(usize, usize, usize); 6] = [(2, 1, 3), (4, 1, 5), (4, 1, 7), (1, 1, 2), (2, 2, 5), (4, 2, 6)];
 
@@ -64,6 +65,54 @@ fn no_page_is_lost_while_losses_are_survivable() {
 fn no_byte_is_wrong_and_no_get_hangs_whatever_happens() {
     let seen = try_all(Weather::Wild, seeds(0..60));
     assert!(seen.got > 5000 && seen.faults > 500 && seen.lost > 0, "{seen:?}");
+}
+
+#[test]
+fn a_server_that_leaves_is_emptied_and_used_again_when_it_stays() {
+    // With a spare, chunks go there; without, pages go to shorter rows.
+    for (data, parity, servers) in [(4, 1, 7), (4, 1, 5), (2, 1, 3), (1, 1, 3), (4, 2, 6)] {
+        let shape = Shape { data, parity };
+        let weather = Weather::Survivable;
+        let mut model = Model::new(Setting { shape, servers, entries: 64, steps: 0, weather, mutation: None }, 5);
+        model.fill();
+        let held = |model: &Model| model.world.lock().unwrap().servers[1].kept.len();
+        assert!(held(&model) > 0, "{shape:?}");
+        model.world.lock().unwrap().servers[1].leaving = true;
+        model.until("it is empty", |model| held(model) == 0);
+        model.read_all();
+        (0..64).for_each(|at| model.put(at));
+        model.fill();
+        assert_eq!(held(&model), 0, "{shape:?}: nothing goes there");
+        // It may stop, and another may be lost: nothing was given up for it.
+        model.until("all is whole", Model::is_whole);
+        model.world.lock().unwrap().cut(1, true);
+        model.read_all();
+        assert_eq!(model.stripes.core.counts.lost_pages, 0, "{shape:?}");
+        model.world.lock().unwrap().mend(1);
+        model.world.lock().unwrap().servers[1].leaving = false;
+        for _ in 0..100 {
+            model.progress();
+        }
+        (0..64).for_each(|at| model.put(at));
+        model.fill();
+        assert!(held(&model) > 0, "{shape:?}: it is used again");
+    }
+}
+
+#[test]
+fn a_member_that_goes_in_the_middle_of_a_fetch_is_not_waited_for() {
+    let shape = Shape { data: 4, parity: 1 };
+    let weather = Weather::Survivable;
+    let mut model = Model::new(Setting { shape, servers: 5, entries: 64, steps: 0, weather, mutation: None }, 9);
+    model.fill();
+    for at in 0..64 {
+        model.get(at, Urgency::Demand);
+    }
+    let asked = model.now();
+    model.world.lock().unwrap().cut(2, false);
+    model.until("all is answered", |model| model.is_answered());
+    let took = model.now() - asked;
+    assert!(took < super::watch::SUSPECT_AFTER, "{took:?}: it was made out of others only when it was suspected");
 }
 
 #[test]

@@ -85,7 +85,7 @@ impl Model {
         self.world.lock().unwrap().below(limit)
     }
 
-    fn now(&self) -> Instant {
+    pub(super) fn now(&self) -> Instant {
         self.world.lock().unwrap().now
     }
 
@@ -102,10 +102,7 @@ impl Model {
         self.until("all is answered", |model| {
             model.table.iter().flatten().all(|entry| !entry.putting && entry.getting.is_none())
         });
-        for at in 0..self.table.len() {
-            self.get(at, Urgency::Demand);
-        }
-        self.until("all is answered", |model| model.table.iter().flatten().all(|entry| entry.getting.is_none()));
+        self.read_all();
         if self.setting.weather == Weather::Survivable {
             self.until("all is rebuilt", Self::is_whole);
         }
@@ -119,7 +116,30 @@ impl Model {
         assert_eq!(self.stripes.core.counts.groups, 0, "no group is left");
     }
 
-    fn until(&mut self, what: &str, holds: impl Fn(&Self) -> bool) {
+    /// Something in each entry, and all of it kept.
+    pub(super) fn fill(&mut self) {
+        for at in 0..self.table.len() {
+            while self.table[at].is_none() {
+                self.put(at);
+            }
+        }
+        self.until("all is kept", |model| model.table.iter().flatten().all(|entry| !entry.putting));
+    }
+
+    /// Whether nothing is being read.
+    pub(super) fn is_answered(&self) -> bool {
+        self.table.iter().flatten().all(|entry| entry.getting.is_none())
+    }
+
+    /// Reads everything.
+    pub(super) fn read_all(&mut self) {
+        for at in 0..self.table.len() {
+            self.get(at, Urgency::Demand);
+        }
+        self.until("all is answered", Self::is_answered);
+    }
+
+    pub(super) fn until(&mut self, what: &str, holds: impl Fn(&Self) -> bool) {
         let from = self.now();
         while !holds(self) {
             self.progress();
@@ -148,7 +168,7 @@ impl Model {
             |world: &World| world.servers.iter().filter(|server| server.away_since.is_some() || server.lies).count();
         let survivable = self.setting.weather == Weather::Survivable;
         let victim = usize::try_from(self.below(self.setting.servers as u64)).unwrap();
-        let kind = self.below(6);
+        let kind = self.below(7);
         let whole = !survivable || self.is_whole();
         let mut world = self.world.lock().unwrap();
         let now = world.now;
@@ -164,9 +184,10 @@ impl Model {
             1 | 2 => world.cut(victim, true),
             3 => world.cut(victim, false),
             4 => world.servers[victim].lies = true,
-            _ => world.servers[victim].full = true,
+            5 => world.servers[victim].full = true,
+            _ => world.servers[victim].leaving = true,
         }
-        if survivable && self.setting.shape.parity == 2 && kind > 0 && kind < 5 && world.below(2) == 0 {
+        if survivable && self.setting.shape.parity == 2 && (1..5).contains(&kind) && world.below(2) == 0 {
             let other = (victim + 1) % self.setting.servers;
             world.cut(other, kind == 1);
         }
@@ -175,7 +196,8 @@ impl Model {
     fn better(&mut self) {
         let victim = usize::try_from(self.below(self.setting.servers as u64)).unwrap();
         let mut world = self.world.lock().unwrap();
-        (world.servers[victim].full, world.servers[victim].lies) = (false, false);
+        let server = &mut world.servers[victim];
+        (server.full, server.lies, server.leaving) = (false, false, false);
         if world.servers[victim].away_since.is_some() {
             world.mend(victim);
         }
@@ -184,7 +206,8 @@ impl Model {
     pub(super) fn calm(&mut self) {
         let mut world = self.world.lock().unwrap();
         for member in 0..self.setting.servers {
-            (world.servers[member].full, world.servers[member].lies) = (false, false);
+            let server = &mut world.servers[member];
+            (server.full, server.lies, server.leaving) = (false, false, false);
             if world.servers[member].away_since.is_some() {
                 world.mend(member);
             }
@@ -220,7 +243,7 @@ impl Model {
         self.table[at] = Some(entry);
     }
 
-    fn get(&mut self, at: usize, urgency: Urgency) {
+    pub(super) fn get(&mut self, at: usize, urgency: Urgency) {
         let Some(Entry { handle, content, getting, .. }) = self.table[at] else { return };
         let mut got = [0xee; PAGE_BYTES];
         match self.stripes.get(handle, urgency, &mut got) {

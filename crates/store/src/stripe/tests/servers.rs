@@ -45,6 +45,8 @@ pub(super) struct Server {
     pub(super) stalled_until: Option<Instant>,
     pub(super) full: bool,
     full_until: Option<Instant>,
+    /// Takes no pages, and says that what it has is to go to others.
+    pub(super) leaving: bool,
     /// Gives every page with a bit wrong.
     pub(super) lies: bool,
     life: u16,
@@ -209,7 +211,7 @@ impl World {
             match slot.state {
                 State::Putting => {
                     let server = &mut self.servers[usize::from(slot.member)];
-                    let full = server.full;
+                    let full = server.full || server.leaving;
                     if full {
                         server.full_until = Some(now + Duration::from_secs(1));
                     } else {
@@ -271,6 +273,7 @@ impl Members for Simulated {
         Health {
             ready: server.away_since.is_none(),
             gone: world.is_gone(member),
+            leaving: server.leaving && server.away_since.is_none(),
             full: server.full_until.is_some_and(|until| now < until),
             room: server.puts < PUTS_MAX,
             life: server.life,
