@@ -170,3 +170,44 @@ def test_too_few_servers_are_refused(spillway):
     done = spillway.cli("run", "--pool", "tcp://a,b,c?data=4&parity=1", "--", "true")
     assert done.returncode == 2
     assert "needs 5 servers, but 3 are named: name 2 more, or give `data=2&parity=1`" in done.stderr
+
+
+def drained(spillway, server, url, *more):
+    """`spillway pool drain`, which must succeed; what it said."""
+    done = spillway.cli("pool", "drain", server.address, url, *more)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("count", "parameters"), [(2, ""), (4, "?data=2&parity=1"), (3, "?data=2&parity=1")], ids=["without parity", "a spare", "no spare"]
+)
+def test_a_server_leaves_while_a_program_writes(processes, spillway, build, servers, count, parameters):
+    members = [servers.spillway() for _ in range(count)]
+    url = f"tcp://{','.join(member.address for member in members)}{parameters}"
+    target = Program(processes, [build("fill"), 48], spillway, "12M", ["--pool", url]).ready()
+    pages_out(spillway, target, 24)
+    target.tell("rewrite")
+    assert "holds nothing and takes nothing: it may be stopped" in drained(spillway, members[0], url)
+    assert target.line(60) == "OK"
+    # It may indeed be stopped.
+    members[0].kill()
+    for command in ["verify", "rewrite", "verify"]:
+        target.ask(command, 60)
+    target.tell("exit 7")
+    assert target.status() == 7, target.err
+
+
+def test_a_server_that_cannot_leave_says_why(processes, spillway, build, servers):
+    (one,) = members = [servers.spillway()]
+    url = f"tcp://{one.address}"
+    target = Program(processes, [build("fill"), 24], spillway, "8M", ["--pool", url]).ready()
+    pages_out(spillway, target, 8)
+    done = spillway.cli("pool", "drain", one.address, url, "--patience", "3")
+    assert done.returncode == 1 and "still has" in done.stderr and "has no other server" in done.stderr, done.stderr
+    status = spillway.cli("pool", "status", url)
+    assert "leaving" in status.stdout, status.stdout
+    assert "takes pages again" in drained(spillway, members[0], url, "--cancel")
+    target.ask("verify")
+    done = spillway.cli("pool", "drain", "elsewhere:1", url)
+    assert done.returncode == 2 and "is not a server of this pool" in done.stderr, done.stderr

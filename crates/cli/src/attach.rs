@@ -232,11 +232,12 @@ fn serve(service: &Arc<Service>, mut until: Option<Instant>) {
                 }
             }
             Detachment::Running(done, total, since) => {
-                let (line, last_total, _) = progress.get_or_insert_with(|| (Progress::new(), total, since));
+                let (line, last_total, _) =
+                    progress.get_or_insert_with(|| (Progress::new("pages come home"), total, since));
                 line.show(done, total, since);
                 *last_total = total;
                 if asked {
-                    *line = Progress::new();
+                    *line = Progress::new("pages come home");
                     let left = progress::left(done, total, since.elapsed());
                     say::note(format!("{done} of {total} pages are home{left}; stopping now would lose the rest"));
                 }

@@ -21,7 +21,7 @@ pub(crate) struct Args {
 pub(crate) fn detach(args: &Args) -> Result<u8, Failure> {
     let mut found = sockets::pager_of(args.pid)?;
     let since = Instant::now();
-    let mut line = Progress::new();
+    let mut line = Progress::new("pages come home");
     let mut progress = |done, total| line.show(done, total, since);
     let request = match (found.listing.daemon, found.is_daemon_itself()) {
         (true, true) => Request::Shutdown,

@@ -17,6 +17,7 @@ mod lines;
 mod local;
 mod pager_process;
 mod pool;
+mod pool_drain;
 mod pool_status;
 mod processes;
 mod progress;

@@ -1,9 +1,11 @@
-//! `spillway pool status`: what a pool's servers say of themselves.
+//! `spillway pool status`: what a pool's servers say of themselves, and how the groups are that pagers of this host keep.
 
 use crate::failure::{FAILED, Failure, REFUSED};
-use crate::say;
+use crate::sockets::Found;
+use crate::{pool_drain, say, sockets};
 use serde::Serialize;
 use spillway_core::size::Bytes;
+use spillway_store::Protection;
 use spillway_store::pool::{self, OpenErrorKind, ServerReport};
 
 /// What `spillway pool` is given.
@@ -24,6 +26,8 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Have a server leave: its pages move to the others, and then it may be stopped
+    Drain(pool_drain::Args),
 }
 
 /// One server as JSON.
@@ -40,6 +44,7 @@ struct Row<'a> {
     tenants: Option<u64>,
     connections: Option<u64>,
     load_percent: Option<u32>,
+    leaving: Option<bool>,
     latency_us: Option<u128>,
 }
 
@@ -57,6 +62,7 @@ impl<'a> Row<'a> {
             tenants: report.tenants,
             connections: report.connections,
             load_percent: load_percent(report),
+            leaving: report.leaving,
             latency_us: report.latency.map(|latency| latency.as_micros()),
         }
     }
@@ -68,7 +74,10 @@ fn load_percent(report: &ServerReport) -> Option<u32> {
 
 /// Asks the servers. The status is 1 if one does not answer.
 pub(crate) fn pool(args: &Args) -> Result<u8, Failure> {
-    let Command::Status { url, json } = &args.command;
+    let (url, json) = match &args.command {
+        Command::Status { url, json } => (url, json),
+        Command::Drain(args) => return pool_drain::drain(args),
+    };
     let reports = pool::status(url).map_err(|error| {
         let status = if error.kind == OpenErrorKind::Unreachable { FAILED } else { REFUSED };
         Failure::new(status, say::clean(&error.to_string()))
@@ -77,7 +86,7 @@ pub(crate) fn pool(args: &Args) -> Result<u8, Failure> {
         let rows: Vec<Row<'_>> = reports.iter().map(Row::new).collect();
         serde_json::to_string_pretty(&rows).map_err(|error| Failure::new(FAILED, error.to_string()))? + "\n"
     } else {
-        table(&reports)
+        table(&reports) + &groups(&sockets::pagers())
     };
     say::print(&text);
     Ok(if reports.iter().any(|report| report.error.is_some()) { FAILED } else { 0 })
@@ -111,6 +120,26 @@ fn table(reports: &[ServerReport]) -> String {
         text += &format!("{server:width$}");
         for (width, cell) in cells {
             text += &format!(" {:>width$}", cell.as_deref().unwrap_or("-"));
+        }
+        text += if report.leaving == Some(true) { " leaving" } else { "" };
+        text.push('\n');
+    }
+    text
+}
+
+/// How the groups are that pagers of this host keep, in whatever pools: only they know.
+fn groups(pagers: &[Found]) -> String {
+    let mut text = String::new();
+    for listing in pagers.iter().map(|found| &found.listing).filter(|listing| !listing.detached) {
+        let Some(protection) = listing.snapshot.protection else { continue };
+        let Protection { groups, degraded, rebuilding, .. } = protection;
+        let healthy = groups.saturating_sub(degraded);
+        text += &format!("pager {}: {healthy} groups healthy, {degraded} degraded", listing.pager_pid);
+        if rebuilding > 0 {
+            text += &format!(", {rebuilding} pieces being rebuilt");
+        }
+        if protection.left_seconds > 0 {
+            text += &format!(", about {} s left", protection.left_seconds);
         }
         text.push('\n');
     }

@@ -1,4 +1,4 @@
-//! A line that shows how far the pages are on their way home.
+//! A line that shows how far pages are on their way.
 //!
 //! Invariants: on a terminal one line is overwritten in place, plain text without colours or escape sequences; anywhere
 //! else nothing is written.
@@ -9,20 +9,21 @@ use std::time::{Duration, Instant};
 
 /// The line. Dropping it makes room for the next one.
 pub(crate) struct Progress {
+    what: &'static str,
     shown: bool,
     width: usize,
 }
 
 impl Progress {
-    /// A line on standard error, if that is a terminal.
-    pub(crate) fn new() -> Self {
-        Self { shown: io::stderr().is_terminal(), width: 0 }
+    /// A line on standard error, if that is a terminal; `what` is being done.
+    pub(crate) fn new(what: &'static str) -> Self {
+        Self { what, shown: io::stderr().is_terminal(), width: 0 }
     }
 
     /// Overwrites the line.
     pub(crate) fn show(&mut self, done: u64, total: u64, since: Instant) {
         if self.shown && total > 0 {
-            let text = line(done, total, since.elapsed());
+            let text = line(self.what, done, total, since.elapsed());
             let _ = write!(io::stderr(), "\r{text:<0$}", self.width);
             self.width = text.len();
         }
@@ -37,11 +38,11 @@ impl Drop for Progress {
     }
 }
 
-fn line(done: u64, total: u64, spent: Duration) -> String {
+fn line(what: &str, done: u64, total: u64, spent: Duration) -> String {
     let share = done.min(total) * 100 / total.max(1);
     let bar = "#".repeat(usize::try_from(share / 5).unwrap_or(0));
     format!(
-        "pages come home [{bar:<20}] {share}% of {}{}",
+        "{what} [{bar:<20}] {share}% of {}{}",
         Bytes(total.saturating_mul(PAGE_BYTES_U64)),
         left(done, total, spent)
     )
@@ -60,12 +61,14 @@ pub(crate) fn left(done: u64, total: u64, spent: Duration) -> String {
 mod tests {
     use super::*;
 
+    const HOME: &str = "pages come home";
+
     #[test]
     fn lines() {
         let second = Duration::from_secs(1);
-        assert_eq!(line(0, 512, second), "pages come home [                    ] 0% of 2.0 MiB");
-        assert_eq!(line(128, 512, second), "pages come home [#####               ] 25% of 2.0 MiB, 3 s left");
-        assert_eq!(line(600, 512, second), "pages come home [####################] 100% of 2.0 MiB");
+        assert_eq!(line(HOME, 0, 512, second), "pages come home [                    ] 0% of 2.0 MiB");
+        assert_eq!(line(HOME, 128, 512, second), "pages come home [#####               ] 25% of 2.0 MiB, 3 s left");
+        assert_eq!(line(HOME, 600, 512, second), "pages come home [####################] 100% of 2.0 MiB");
         assert_eq!(left(1, u64::MAX, second), ", 18446744073709551614 s left");
     }
 }
