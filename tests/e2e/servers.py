@@ -232,3 +232,35 @@ class Network:
         for name in self.names:
             with contextlib.suppress(OSError):
                 self._ip("netns", "delete", name)
+
+
+class Star(Network):
+    """So many network namespaces; the first has a cable to each of the others."""
+
+    def __init__(self, count):
+        self.names = [f"spillway-{os.getpid()}-{at}" for at in range(count)]
+
+    @staticmethod
+    def address(at):
+        """Of a namespace, on its cable."""
+        return f"192.0.2.{10 + at}"
+
+    def make(self):
+        for name in self.names:
+            self._ip("netns", "add", name)
+            self._ip("-n", name, "link", "set", "lo", "up")
+        hub = self.names[0]
+        for at, name in list(enumerate(self.names))[1:]:
+            self._ip("-n", hub, "link", "add", f"cable{at}", "type", "veth", "peer", "name", "cable", "netns", name)
+            self._ip("-n", name, "address", "add", f"{self.address(at)}/32", "peer", self.address(0), "dev", "cable")
+            self._ip("-n", hub, "address", "add", f"{self.address(0)}/32", "peer", self.address(at), "dev", f"cable{at}")
+            self._ip("-n", name, "link", "set", "cable", "up")
+            self._ip("-n", hub, "link", "set", f"cable{at}", "up")
+
+    def cut(self, at):
+        """Pulls the cable of one; its own end stays up, as where a switch fails."""
+        self._ip("-n", self.names[at], "link", "set", "cable", "down")
+
+    def mend(self, at):
+        """Puts it in again."""
+        self._ip("-n", self.names[at], "link", "set", "cable", "up")
