@@ -7,6 +7,7 @@ help:
 	@echo 'make check    formatting, lints, documentation, scripts; changes nothing'
 	@echo 'make test     all tests; installs what they need first (end-to-end tests need root)'
 	@echo 'make e2e      the end-to-end tests alone: real programs under the release build'
+	@echo 'make chaos    servers of a pool with parity killed, cut off and stopped beside real programs (needs root)'
 	@echo 'make bench    spillway against native speed and the kernel'"'"'s zram swap, in turn (needs root)'
 	@echo 'make bench-ab BASE=REV  this build against that of another revision, in one run (needs root)'
 	@echo 'make bench-apps         applications with 75, 50 and 25 % of their memory; writes docs/bench/RESULTS.md (needs root)'
@@ -32,6 +33,10 @@ e2e: build
 	@if [ "$$(id -u)" = 0 ]; then scripts/setup-tests; fi
 	scripts/e2e $(ARGS)
 
+chaos: build
+	@if [ "$$(id -u)" = 0 ]; then scripts/setup-tests; fi
+	TESTS=tests/e2e/chaos.py scripts/e2e -s $(ARGS)
+
 bench: build
 	bench/run $(ARGS)
 
@@ -48,4 +53,4 @@ demo: build
 install: build
 	install -D -m 755 target/release/spillway '$(DESTDIR)$(PREFIX)/bin/spillway'
 
-.PHONY: help build check test e2e bench bench-ab bench-apps demo install
+.PHONY: help build check test e2e chaos bench bench-ab bench-apps demo install

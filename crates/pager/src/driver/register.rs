@@ -19,10 +19,12 @@ impl Driver {
         let Some(Some(target)) = self.targets.get_mut(id.0 as usize) else { return Vec::new() };
         let at_rest = target.unmapped.is_empty() && !target.uffd.is_changing();
         let regions = self.core.regions();
-        let is_known = |stretch: &&Stretch| at_rest && stretch.mappings.iter().all(|&span| regions.covers(id, span));
+        let is_known = |stretch: &Stretch| at_rest && stretch.mappings.iter().all(|&span| regions.covers(id, span));
         let (mut called, mut done) = (Vec::new(), Vec::new());
-        for seen in stretches.iter().filter(|stretch| !is_known(stretch)) {
-            let Some(mut now) = target.as_it_is(seen) else {
+        for seen in stretches {
+            // What is known is registered again all the same: nothing may ever leave a mapping that is not.
+            let asked = if is_known(seen) { None } else { target.as_it_is(seen) };
+            let Some(mut now) = asked else {
                 called.push(seen.span());
                 done.extend(register_each(&target.uffd, seen));
                 continue;
