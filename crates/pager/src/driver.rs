@@ -13,6 +13,7 @@ mod eviction;
 mod handed;
 mod hands;
 mod journeys;
+mod moved;
 mod reader;
 mod register;
 mod release;

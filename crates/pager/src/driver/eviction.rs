@@ -1,6 +1,5 @@
 //! Captures and writes: how room is made.
 
-use spillway_core::PAGE_BYTES;
 use spillway_core::TargetId;
 use spillway_core::evict::{Captured, Run};
 use spillway_store::Put;
@@ -8,6 +7,7 @@ use spillway_store::Put;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::hands::{to_bits, to_handle};
+use super::moved::Moved;
 use super::{Driver, RETRY_NS};
 use crate::estate::Stage;
 use crate::sys::agent::BATCH_PAGES;
@@ -190,21 +190,22 @@ impl Driver {
         let Some(agent) = &target.agent else { return };
         let mut buffers = target.buffers.drain(..);
         let (mut captured, mut stuck) = (0, 0);
+        let mut staging = agent.layout.staging;
         for (i, run) in target.runs.iter().enumerate() {
-            let moved = u64::try_from(agent.memory.moved(i)).unwrap_or(0) / PAGE_BYTES as u64;
-            let moved = moved.min(run.pages);
+            let moved = Moved::of(agent, target.pagemap.as_ref(), i, run, staging);
+            staging = staging.plus_pages(run.pages);
             let refused = i32::try_from(-agent.memory.result(first_call + i)).unwrap_or(0);
             if refused == libc::EINVAL && run.pages > 1 {
                 target.single = 64;
             }
             if let Some(tape) = &mut self.tape {
-                tape.evicted(*run, moved);
+                tape.evicted(*run, moved.pages());
             }
             for (n, buffer) in (0..run.pages).zip(&mut buffers) {
                 let page = run.page.plus(n);
-                let outcome = if n < moved {
+                let outcome = if moved.has(n) {
                     Captured::Moved(buffer)
-                } else if n == moved && !matches!(refused, 0 | libc::EAGAIN | libc::EINTR) {
+                } else if n == moved.told && !matches!(refused, 0 | libc::EAGAIN | libc::EINTR) {
                     Captured::Stuck
                 } else {
                     Captured::Untried

@@ -10,10 +10,11 @@ use spillway_core::evict::{Bytes, Captured, Run};
 use spillway_core::page::State;
 use spillway_core::pager::{Budget, Config, Pager, Stop};
 use spillway_core::policy::Settings;
-use spillway_core::{PAGE_BYTES, PAGE_BYTES_U64, Span, TargetId};
+use spillway_core::{PAGE_BYTES_U64, Span, TargetId};
 use spillway_store::Local;
 
 use super::hands::to_handle;
+use super::moved::Moved;
 use super::{BUFFERS, Command, Driver};
 use crate::adopt::Agent;
 use crate::error::Error;
@@ -109,8 +110,10 @@ impl Driver {
         let Some(agent) = &target.agent else { return };
         let mut order = Vec::new();
         let mut unused = Vec::new();
+        let mut staging = agent.layout.staging;
         for (i, run) in batch.runs.iter().enumerate() {
-            let moved = u64::try_from(agent.memory.moved(i)).unwrap_or(0) / PAGE_BYTES as u64;
+            let moved = Moved::of(agent, target.pagemap.as_ref(), i, run, staging);
+            staging = staging.plus_pages(run.pages);
             for n in 0..run.pages {
                 let page = run.page.plus(n);
                 if let Some(buffer) = self.core.unread_buffer(page) {
@@ -124,7 +127,7 @@ impl Driver {
                     });
                     return unused.into_iter().for_each(|buffer| self.core.return_buffer(buffer));
                 };
-                if batch.stage == Stage::Begun && n < moved && self.core.may_capture(page) {
+                if batch.stage == Stage::Begun && moved.has(n) && self.core.may_capture(page) {
                     self.core.captured(page, Captured::Moved(buffer));
                     order.push((Some(page), buffer));
                 } else {
