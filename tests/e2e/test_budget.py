@@ -1,6 +1,7 @@
 """The budget holds, by the kernel's count of resident pages, whatever the program does; and the pager stays small."""
 
 import json
+import subprocess
 import threading
 import time
 
