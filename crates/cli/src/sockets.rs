@@ -146,7 +146,15 @@ pub(crate) fn daemon() -> Result<Option<Found>, Failure> {
         Failure::refused(format!("the daemon at {name} {why}: try again, or add --no-daemon for a pager of its own"))
     };
     let stream = match connect(path) {
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => return Ok(None),
+        // Where no directory is, nobody listens.
+        Err(error)
+            if matches!(
+                error.kind(),
+                ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::ConnectionRefused
+            ) =>
+        {
+            return Ok(None);
+        }
         Err(error) => return Err(refused(&format!("cannot be asked ({})", say::error(&error)))),
         Ok(stream) => stream,
     };
