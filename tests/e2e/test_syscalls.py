@@ -49,6 +49,15 @@ def test_mappings_grow_in_place_while_they_are_let_go(processes, spillway, build
     assert target.line().startswith("OK") and target.status() == 0 and rounds >= 3
 
 
+def test_ignored_signals_stay_ignored_the_c_librarys_own_too(native, spillway, build):
+    """glibc installs a handler for its signal 33 with the first thread; whoever ignored it wants it ignored after exec."""
+    show = ["sed", "-n", "/^Sig[BIC]/p", "/proc/self/status"]
+    alone = native.run([build("ignoring"), *show]).must_succeed()
+    assert "SigIgn:\tfffffffffffbfeff" in alone.out, alone.out  # all but SIGKILL and SIGSTOP
+    under = native.run([build("ignoring"), spillway.path, "run", "-q", "--", *show]).must_succeed()
+    assert under.out == alone.out
+
+
 def test_calls_natively(native, build, tmp_path):
     for call in CALLS:
         done = native.run([build("syscalls"), call, "--native"], cwd=tmp_path).must_succeed()

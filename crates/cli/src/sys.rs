@@ -20,18 +20,38 @@ const SYNCHRONOUS: [i32; 7] =
 
 /// SIGPIPE's disposition before the standard library ignored it.
 static SIGPIPE_INHERITED: AtomicUsize = AtomicUsize::new(libc::SIG_DFL);
+/// SIGSETXID of glibc (nptl/internal-signals.h): the first thread that a process starts installs a handler for it, so an
+/// inherited SIG_IGN would reach the target as SIG_DFL. `libc::sigaction` refuses this number.
+const SIGSETXID: i32 = 33;
+/// SIGSETXID's disposition before any thread was started.
+static SIGSETXID_INHERITED: AtomicUsize = AtomicUsize::new(libc::SIG_DFL);
 /// Bit n: standard stream n was closed when we were started (the standard library opens /dev/null there).
 static STREAMS_CLOSED: AtomicU8 = AtomicU8::new(0);
 
+/// `struct sigaction` as the kernel has it (include/linux/signal_types.h).
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct KernelAction {
+    handler: usize,
+    flags: libc::c_ulong,
+    restorer: usize,
+    mask: u64,
+}
+
+/// rt_sigaction without the C library, which hides its own signals: sets `new` where there is one, and returns what was.
+fn kernel_action(signal: i32, new: Option<KernelAction>) -> KernelAction {
+    let mut old = KernelAction::default();
+    let new = new.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: both actions have the kernel's layout and are valid or null for the call; the last argument is the mask's
+    // size. The call is async-signal-safe. Who passes a handler answers for it; here only SIG_DFL and SIG_IGN are.
+    unsafe { libc::syscall(libc::SYS_rt_sigaction, signal, new, &raw mut old, size_of::<u64>()) };
+    old
+}
+
 /// Runs before the standard library changes what the target must inherit.
 extern "C" fn remember_inheritance() {
-    let mut old = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: a null new action only queries; `old` is valid for writes, and zeroed is a valid sigaction.
-    let old = unsafe {
-        libc::sigaction(libc::SIGPIPE, std::ptr::null(), old.as_mut_ptr());
-        old.assume_init()
-    };
-    SIGPIPE_INHERITED.store(old.sa_sigaction, Ordering::Relaxed);
+    SIGPIPE_INHERITED.store(kernel_action(libc::SIGPIPE, None).handler, Ordering::Relaxed);
+    SIGSETXID_INHERITED.store(kernel_action(SIGSETXID, None).handler, Ordering::Relaxed);
     let mut closed = 0;
     for stream in 0..3u8 {
         // SAFETY: F_GETFD only asks whether the descriptor is open.
@@ -180,6 +200,7 @@ pub(crate) fn child_change(pid: i32) -> Option<Change> {
 pub(crate) fn prepare_target(command: &mut Command, inherited: Inherited) {
     let parent = std::process::id();
     let sigpipe = SIGPIPE_INHERITED.load(Ordering::Relaxed);
+    let sigsetxid = KernelAction { handler: SIGSETXID_INHERITED.load(Ordering::Relaxed), ..KernelAction::default() };
     let closed = STREAMS_CLOSED.load(Ordering::Relaxed);
     let prepare = move || {
         // SAFETY: only async-signal-safe calls, no memory but copied values. The dispositions are SIG_DFL or SIG_IGN:
@@ -191,6 +212,7 @@ pub(crate) fn prepare_target(command: &mut Command, inherited: Inherited) {
             }
             libc::signal(libc::SIGPIPE, sigpipe);
             libc::signal(libc::SIGCHLD, inherited.sigchld);
+            kernel_action(SIGSETXID, Some(sigsetxid));
             for stream in 0..3u8 {
                 if closed & 1 << stream != 0 {
                     libc::close(stream.into());
