@@ -7,20 +7,25 @@
 //! Nothing here waits, allocates on a fault, or knows a clock: the driver asks for a [`Plan`], carries it out and
 //! reports the [`Outcome`].
 
+mod audit;
+mod outcome;
+mod outside;
+mod room;
+
 use std::collections::VecDeque;
 
 use crate::blocks::Accuracy;
 use crate::book::Book;
 use crate::evict::BATCH_PAGES_MAX;
 use crate::mappings::Vacated;
-use crate::page::{BufferIndex, Entry, HandleBits, Illegal, Released, State, Step};
+use crate::page::{BufferIndex, HandleBits, Illegal, Released, State, Step};
 use crate::policy::replacement::Replacement;
 use crate::policy::{Arrival, Refusal, Settings};
 use crate::reach::Reach;
 use crate::regions::{Region, Regions};
 use crate::shares::Share;
 use crate::streams::{BLOCK_PAGES_MAX, Streams};
-use crate::table::{CHUNK_PAGES, Hand, Table};
+use crate::table::{Hand, Table};
 use crate::trend::Trend;
 use crate::units::{Address, PageIndex, Span, TargetId, TreeId};
 
@@ -304,30 +309,9 @@ impl Pager {
         }
     }
 
-    /// Pages of `target` that are in it, and all that it holds, wherever they are.
-    pub fn held_by(&self, target: TargetId) -> (u64, u64) {
-        let counts = self.regions.of(target).map(|region| self.table.count_in(region.first, region.span.pages()));
-        counts.fold((0, 0), |(mapped, used), count| (mapped + count.0, used + count.1))
-    }
-
-    /// So many pages are local beyond the budget, and nobody else's are to leave for them.
-    pub fn lend(&mut self, pages: u64) {
-        self.lent = pages;
-    }
-
-    /// Changes the budget.
-    pub fn set_budget(&mut self, budget: Budget) {
-        self.budget = budget;
-    }
-
     /// Changes how many pages a fault moves.
     pub fn set_blocks(&mut self, blocks: Blocks) {
         self.blocks = blocks;
-    }
-
-    /// The budget as it was set.
-    pub fn budget(&self) -> Budget {
-        self.budget
     }
 
     /// Changes which pages leave, when and whose. New policies are told of all pages that are in targets, in the table's
@@ -376,75 +360,6 @@ impl Pager {
     /// Which pages leave, when and whose.
     pub fn replacement(&self) -> Settings {
         self.replacement.settings()
-    }
-
-    /// The budget in pages, as of now.
-    pub fn budget_pages(&self) -> u64 {
-        let pages = match self.budget {
-            Budget::Pages(pages) => pages,
-            Budget::Percent { percent, floor_pages } => (self.used_peak * percent / 100).max(floor_pages),
-        };
-        pages.saturating_add(self.lent)
-    }
-
-    /// Pages in local memory: mapped, in a buffer, or on their way in.
-    pub fn local_pages(&self) -> u64 {
-        self.table.mapped() + self.table.fetching() + self.buffered_pages()
-    }
-
-    /// Pages in targets.
-    pub fn mapped_pages(&self) -> u64 {
-        self.table.mapped()
-    }
-
-    /// Pages in buffers. Those set aside for a capture under way hold none.
-    pub fn buffered_pages(&self) -> u64 {
-        u64::from(self.buffers) - self.free_buffers.len() as u64 - self.set_aside
-    }
-
-    /// Pages that may still become local.
-    pub fn free_pages(&self) -> u64 {
-        if self.store_full { u64::MAX } else { self.budget_pages().saturating_sub(self.local_pages()) }
-    }
-
-    /// Nothing can be evicted now, and faults must not wait for ever: they may take `pages` more than is local now.
-    /// Zero ends it.
-    pub fn set_overdraft(&mut self, pages: u64) {
-        let excess = self.local_pages().saturating_sub(self.budget_pages());
-        self.overdraft = if pages == 0 { (0, 0) } else { (excess + pages, pages) };
-    }
-
-    /// Less is local than before: what faults may overdraw shrinks along, or an old excess would come back.
-    pub(crate) fn tighten(&mut self) {
-        let excess = self.local_pages().saturating_sub(self.budget_pages());
-        self.overdraft.0 = self.overdraft.0.min(excess + self.overdraft.1);
-    }
-
-    /// Pages that faults may still make local: what is free, and what they may overdraw.
-    fn room_pages(&self) -> u64 {
-        if self.store_full {
-            return u64::MAX;
-        }
-        (self.budget_pages().saturating_add(self.overdraft.0)).saturating_sub(self.local_pages())
-    }
-
-    /// The same for the faults of one target.
-    fn room_of(&self, target: TargetId) -> u64 {
-        let room = self.room_pages();
-        if self.store_full || !self.replacement.is_divided() {
-            return room;
-        }
-        self.replacement.room(target, room, self.low_pages(), self.overdraft.0.saturating_add(self.lent))
-    }
-
-    /// Pages that targets hold, wherever they are.
-    pub fn touched_pages(&self) -> u64 {
-        self.table.used()
-    }
-
-    /// Pages whose only copy is in the store.
-    pub fn remote_pages(&self) -> u64 {
-        self.table.used() - self.table.mapped() - self.buffered_pages()
     }
 
     /// Bytes of the page table, and of the policies beside it.
@@ -596,209 +511,6 @@ impl Pager {
         (0..most).find(|&i| self.table.get(page.plus(i)).state() != state).unwrap_or(most)
     }
 
-    /// Up to `most` pages that are not in their targets, and where they belong; none when a whole pass found none. The
-    /// pass goes on from call to call.
-    pub fn outside(&mut self, most: usize, into: &mut Vec<(TargetId, Address, PageIndex)>) {
-        into.clear();
-        let from_start = self.home_hand.is_start();
-        while into.len() < most {
-            let Some(page) = self.table.next_outside(&mut self.home_hand) else { break };
-            into.extend(self.regions.address_of(page).map(|(target, address)| (target, address, page)));
-        }
-        if into.is_empty() && !from_start {
-            self.outside(most, into);
-        }
-    }
-
-    /// The same for one target, from `from` on: up to `most` pages, and at most as many looked at as fit into a chunk. Where to
-    /// go on; none at its end.
-    pub fn outside_of(
-        &self,
-        target: TargetId,
-        from: Address,
-        most: usize,
-        into: &mut Vec<(TargetId, Address, PageIndex)>,
-    ) -> Option<Address> {
-        let region = self.regions.next_at(target, from)?;
-        let start = region.span.start.max(from);
-        let pages = region.span.end.pages_since(start).min(CHUNK_PAGES as u64);
-        let mut next = start.plus_pages(pages);
-        self.table.used_in(region.page_at(start), pages, |page, entry| {
-            let Some(address) = region.address_of(page).filter(|&address| address < next) else { return };
-            if matches!(entry.state(), State::Untouched | State::Mapped | State::Lost) {
-                return;
-            }
-            into.push((target, address, page));
-            if into.len() >= most {
-                next = address.plus_pages(1);
-            }
-        });
-        Some(next)
-    }
-
-    /// The store has no room: gives up to `most` clean copies of pages that are in their targets. The pass goes on from call
-    /// to call.
-    pub fn forgo_clean(&mut self, most: usize) {
-        for _ in 0..most {
-            let Some(page) = self.table.next_clean(&mut self.clean_hand) else { return };
-            self.step(page, Step::Forgo);
-        }
-    }
-
-    /// Where `target` has pages that are lost.
-    pub fn lost_in(&self, target: TargetId) -> Vec<Address> {
-        let mut lost = Vec::new();
-        if self.has_lost {
-            for region in self.regions.of(target) {
-                self.table.used_in(region.first, region.span.pages(), |page, entry| {
-                    lost.extend(region.address_of(page).filter(|_| entry.state() == State::Lost));
-                });
-            }
-        }
-        lost
-    }
-
-    /// The outcome of carrying out `plan`, the answer to a fault.
-    pub fn installed(&mut self, plan: Plan, outcome: Outcome) -> Served {
-        match plan {
-            Plan::NoRoom => return Served::Later,
-            Plan::Coming => {
-                self.counters.faults += 1;
-                return Served::Yes;
-            }
-            _ => {}
-        }
-        self.arrived(plan, outcome, true);
-        if let Plan::Fetch { page, asked, pages, .. } = plan
-            && outcome.done <= asked
-            && (pages, asked) != (1, 0)
-        {
-            // Something beside it is in the way, or its mapping ends within the block. The next time it comes alone.
-            if outcome.stop == Some(Stop::Gone) {
-                self.part(page.plus(asked));
-            }
-            self.table.update(page.plus(asked), Entry::set_stuck);
-            if asked > 0 {
-                return Served::Later;
-            }
-        }
-        match outcome {
-            Outcome { done: 0, stop: Some(Stop::Changing | Stop::NoMemory) } => return Served::Later,
-            Outcome { done: 0, stop: Some(Stop::Exists | Stop::Gone) } => {
-                self.counters.faults += 1;
-                return Served::Wake;
-            }
-            _ => {}
-        }
-        self.counters.faults += 1;
-        Served::Yes
-    }
-
-    /// The outcome of carrying out `plan`, which [`Pager::ahead`] gave: no fault waits for it.
-    pub fn installed_ahead(&mut self, plan: Plan, outcome: Outcome) {
-        self.arrived(plan, outcome, false);
-    }
-
-    /// The outcome of `plan`; `asked` when a fault waits for its first page.
-    fn arrived(&mut self, plan: Plan, outcome: Outcome, asked: bool) {
-        let nth = if let Plan::Fetch { asked, .. } = plan { asked } else { 0 };
-        let how = |i, first| if asked && i == nth { first } else { Arrival::Ahead };
-        let exists = outcome.done == 0 && outcome.stop == Some(Stop::Exists);
-        match plan {
-            Plan::Zero { page: Some(page), .. } => {
-                (0..outcome.done).for_each(|i| self.step_as(page.plus(i), Step::Fill, how(i, Arrival::Fault)));
-                self.counters.zero_fills += outcome.done;
-                if exists {
-                    self.step(page, Step::Find);
-                }
-            }
-            Plan::Buffer { page, .. } => {
-                if outcome.done == 1 || exists {
-                    self.step_as(page, Step::Refault, Arrival::Buffer);
-                    self.table.update(page, Entry::set_referenced);
-                    self.counters.refaults += 1;
-                }
-            }
-            Plan::Fetch { page, pages, .. } => {
-                let asked = u64::from(asked && nth < outcome.done);
-                self.counters.prefetched_pages += outcome.done - asked;
-                // A page that is there although the table says remote is the live one; the store's is then an old copy.
-                let arrived = outcome.done.max(u64::from(exists));
-                (0..arrived).for_each(|i| self.step_as(page.plus(i), Step::Install, how(i, Arrival::Store)));
-                (arrived..pages).for_each(|i| self.step(page.plus(i), Step::PutBack));
-                self.counters.fetched_pages += outcome.done;
-            }
-            Plan::Zero { page: None, .. } | Plan::Lost { .. } | Plan::Coming | Plan::NoRoom => {}
-        }
-        self.note_local();
-    }
-
-    /// Only the first `pages` of a fetch can be installed: the others stay in the store.
-    pub fn shorten(&mut self, plan: Plan, pages: u64) -> Plan {
-        let Plan::Fetch { address, page, pages: planned, asked } = plan else {
-            unreachable!("only fetches are shortened")
-        };
-        (pages..planned).for_each(|i| self.step(page.plus(i), Step::PutBack));
-        Plan::Fetch { address, page, pages: pages.min(planned), asked }
-    }
-
-    /// The store could not give the page that `plan`, a fetch, asked for first (`within` pages into it). The pages
-    /// before it may be installed: the plan for those, which may be none. No plan if it is the page that a fault is about, and
-    /// that has to be told.
-    pub fn fetch_failed(&mut self, plan: Plan, within: u64) -> Option<Plan> {
-        let Plan::Fetch { address, page, pages, asked } = plan else { unreachable!("only fetches fail in the store") };
-        self.step(page.plus(within), Step::Lose);
-        self.counters.lost_pages += 1;
-        (within + 1..pages).for_each(|i| self.step(page.plus(i), Step::PutBack));
-        (within > 0 || asked > 0).then_some(Plan::Fetch { address, page, pages: within, asked })
-    }
-
-    /// Whether `page` is still on its way under `handle`, and was not removed meanwhile.
-    pub fn is_coming(&self, page: PageIndex, handle: HandleBits) -> bool {
-        let entry = self.table.get(page);
-        entry.state() == State::Fetching && entry.handle() == Some(handle)
-    }
-
-    /// A page that was on its way is lost.
-    pub fn lost(&mut self, page: PageIndex) {
-        self.step(page, Step::Lose);
-        self.counters.lost_pages += 1;
-    }
-
-    /// A page that was on its way stays in the store for now.
-    pub fn put_back(&mut self, page: PageIndex) {
-        self.step(page, Step::PutBack);
-    }
-
-    /// Every count against the table: for tests and for the simulator.
-    ///
-    /// # Panics
-    /// When an invariant of the module is broken.
-    pub fn audit(&self) {
-        let (mut mapped, mut fetching, mut writing, mut used) = (0, 0, 0, 0);
-        let mut buffers: Vec<_> = self.free_buffers.clone();
-        self.table.used_in(PageIndex(0), u64::MAX, |_, entry| {
-            mapped += u64::from(entry.state() == State::Mapped);
-            fetching += u64::from(entry.state() == State::Fetching);
-            writing += u64::from(entry.state() == State::Writing);
-            used += 1;
-            buffers.extend(entry.buffer());
-        });
-        let counted = (self.table.mapped(), self.table.fetching(), self.table.writing(), self.table.used());
-        assert_eq!((mapped, fetching, writing, used), counted);
-        buffers.sort_unstable_by_key(|buffer| buffer.0);
-        let owned = buffers.len() as u64 + self.set_aside;
-        buffers.dedup();
-        assert_eq!((owned, buffers.len() as u64 + self.set_aside), (self.buffers.into(), self.buffers.into()));
-        self.audit_blocks();
-        self.replacement.audit(|each| {
-            self.table.used_in(PageIndex(0), u64::MAX, |page, entry| {
-                let target = self.regions.of_page(page).expect("used pages are in regions").target;
-                each(target, page, entry.state());
-            });
-        });
-    }
-
     /// One step of one page, with what it releases put where it belongs.
     pub(crate) fn step(&mut self, page: PageIndex, step: Step) {
         self.step_as(page, step, Arrival::Found);
@@ -864,16 +576,5 @@ impl Pager {
     /// The driver's page buffers.
     pub(crate) fn buffers(&self) -> u32 {
         self.buffers
-    }
-
-    /// Keeps the peaks; call it after pages became local.
-    pub(crate) fn note_local(&mut self) {
-        self.used_peak = self.used_peak.max(self.table.used());
-        let local = self.local_pages();
-        self.counters.burst_peak_pages = self.counters.burst_peak_pages.max(local);
-        self.in_burst &= local > self.budget_pages();
-        if !self.in_burst {
-            self.counters.local_peak_pages = self.counters.local_peak_pages.max(local);
-        }
     }
 }

@@ -1,0 +1,70 @@
+//! Which pages are not in their targets, and what can be given up of those that are.
+
+use super::Pager;
+use crate::page::{State, Step};
+use crate::table::CHUNK_PAGES;
+use crate::units::{Address, PageIndex, TargetId};
+
+impl Pager {
+    /// Up to `most` pages that are not in their targets, and where they belong; none when a whole pass found none. The
+    /// pass goes on from call to call.
+    pub fn outside(&mut self, most: usize, into: &mut Vec<(TargetId, Address, PageIndex)>) {
+        into.clear();
+        let from_start = self.home_hand.is_start();
+        while into.len() < most {
+            let Some(page) = self.table.next_outside(&mut self.home_hand) else { break };
+            into.extend(self.regions.address_of(page).map(|(target, address)| (target, address, page)));
+        }
+        if into.is_empty() && !from_start {
+            self.outside(most, into);
+        }
+    }
+
+    /// The same for one target, from `from` on: up to `most` pages, and at most as many looked at as fit into a chunk. Where to
+    /// go on; none at its end.
+    pub fn outside_of(
+        &self,
+        target: TargetId,
+        from: Address,
+        most: usize,
+        into: &mut Vec<(TargetId, Address, PageIndex)>,
+    ) -> Option<Address> {
+        let region = self.regions.next_at(target, from)?;
+        let start = region.span.start.max(from);
+        let pages = region.span.end.pages_since(start).min(CHUNK_PAGES as u64);
+        let mut next = start.plus_pages(pages);
+        self.table.used_in(region.page_at(start), pages, |page, entry| {
+            let Some(address) = region.address_of(page).filter(|&address| address < next) else { return };
+            if matches!(entry.state(), State::Untouched | State::Mapped | State::Lost) {
+                return;
+            }
+            into.push((target, address, page));
+            if into.len() >= most {
+                next = address.plus_pages(1);
+            }
+        });
+        Some(next)
+    }
+
+    /// Where `target` has pages that are lost.
+    pub fn lost_in(&self, target: TargetId) -> Vec<Address> {
+        let mut lost = Vec::new();
+        if self.has_lost {
+            for region in self.regions.of(target) {
+                self.table.used_in(region.first, region.span.pages(), |page, entry| {
+                    lost.extend(region.address_of(page).filter(|_| entry.state() == State::Lost));
+                });
+            }
+        }
+        lost
+    }
+
+    /// The store has no room: gives up to `most` clean copies of pages that are in their targets. The pass goes on from call
+    /// to call.
+    pub fn forgo_clean(&mut self, most: usize) {
+        for _ in 0..most {
+            let Some(page) = self.table.next_clean(&mut self.clean_hand) else { return };
+            self.step(page, Step::Forgo);
+        }
+    }
+}
