@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 use spillway_core::TargetId;
 use spillway_core::evict::{Bytes, Captured, Run};
 use spillway_core::page::State;
-use spillway_core::pager::{Config, Pager};
+use spillway_core::pager::{Pager, Plan};
 
 use crate::agent::Moved;
 use crate::capture::Flight;
@@ -70,7 +70,8 @@ impl Driver {
             batches.clear();
         }
         let count = u32::try_from(buffers.len()).expect("few");
-        let config = Config { budget, buffers: count, write_batch: 1 };
+        let config = Self::config(budget, count, &store);
+        store.cut_off();
         let unread = |page, _| batches.values().any(|batch| batch.has(page));
         let estate = estate.expect("only a lasting driver is killed");
         let mut core = Pager::take_over(config, estate.lasting(), |handle| store.has(handle), unread)
@@ -93,7 +94,7 @@ impl Driver {
         (driver.inbox, driver.numbers) = (inbox, numbers);
         // What was found of their bytes is not known any more.
         driver.buffers = buffers.into_iter().map(|held| Buffered { same_as: None, ..held }).collect();
-        (driver.excused, driver.batches) = (true, batches);
+        (driver.excused, driver.batches, driver.succeeds) = (true, batches, true);
         let known: Vec<(TargetId, usize, Option<usize>)> = targets;
         driver.targets.resize_with(driver.core.targets() as usize, || None);
         for (id, space, agent) in known {
@@ -106,9 +107,9 @@ impl Driver {
             target.doubtful = true;
             driver.targets[id.0 as usize] = Some(target);
             driver.take_up_capture(kernel, id);
-            for removing in driver.core.removing(id) {
-                driver.announce(id, range(removing));
-            }
+            // A removal that concerned no page that was known may be under way all the same.
+            let spans: Vec<_> = driver.core.regions().of(id).map(|region| range(region.span)).collect();
+            spans.into_iter().for_each(|span| driver.announce(id, span));
             if mutation != Some(Mutation::ForgetWake) {
                 let all = 0..kernel.spaces[space].slots.len();
                 kernel.spaces[space].uffd.wake(&all);
@@ -177,7 +178,16 @@ impl Driver {
         let Some(target) = self.targets[at].as_mut().filter(|target| target.may_serve()) else { return };
         let (id, space) = (target.id, target.space);
         for slot in std::mem::take(&mut target.doubts) {
+            if !self.journeys.have_room() {
+                self.targets[at].iter_mut().for_each(|target| target.doubts.push(slot));
+                continue;
+            }
             let Some(plan) = self.core.doubt(id, address(slot)) else { continue };
+            if self.store.answers_later() && matches!(plan, Plan::Fetch { .. }) {
+                self.fetch(kernel, at, plan, None);
+                self.excused = true;
+                continue;
+            }
             let (plan, outcome) = self.perform(kernel, plan, space);
             kernel.trace.note(kernel.now, || format!("pager doubts {slot} of {space}: {plan:?} {outcome:?}"));
             self.core.installed_ahead(plan, outcome);

@@ -73,6 +73,8 @@ pub struct Driver {
     pub(crate) batches: BTreeMap<TargetId, Batch>,
     /// What outlives this driver, if it may be killed.
     pub(crate) estate: Option<Estate>,
+    /// It has taken over from one that was killed.
+    pub(crate) succeeds: bool,
     /// It is killed at that many points from here.
     pub(crate) lives: Option<u32>,
     /// Whose turn it is: 0 for commands, a target's place plus one, and then the work that is due.
@@ -85,8 +87,8 @@ pub struct Driver {
 impl Driver {
     /// A driver without targets.
     pub fn new(budget: Budget, buffers: u32, store: Store, mutation: Option<Mutation>) -> Self {
-        let write_batch = if store.answers_later() { WRITE_BATCHES[buffers as usize % 4] } else { 1 };
-        let mut driver = Self::with(Pager::new(Config { budget, buffers, write_batch }), store, mutation, None);
+        let core = Pager::new(Self::config(budget, buffers, &store));
+        let mut driver = Self::with(core, store, mutation, None);
         driver.buffers = vec![Buffered::default(); usize::try_from(buffers).expect("u32 fits")];
         driver
     }
@@ -94,10 +96,16 @@ impl Driver {
     /// The same, in memory that outlives it.
     pub fn lasting(budget: Budget, buffers: u32, store: Store, mutation: Option<Mutation>) -> Self {
         let estate = Estate::new();
-        let core = Pager::lasting(Config { budget, buffers, write_batch: 1 }, estate.lasting());
+        let core = Pager::lasting(Self::config(budget, buffers, &store), estate.lasting());
         let mut driver = Self::with(core, store, mutation, Some(estate));
         driver.buffers = vec![Buffered::default(); usize::try_from(buffers).expect("u32 fits")];
         driver
+    }
+
+    /// What a core is made with that has this store.
+    pub(crate) fn config(budget: Budget, buffers: u32, store: &Store) -> Config {
+        let write_batch = if store.answers_later() { WRITE_BATCHES[buffers as usize % 4] } else { 1 };
+        Config { budget, buffers, write_batch }
     }
 
     /// A driver around this core and store.
@@ -123,6 +131,7 @@ impl Driver {
             numbers: 0,
             batches: BTreeMap::new(),
             estate,
+            succeeds: false,
             lives: None,
             place: 0,
             busy: false,

@@ -253,6 +253,7 @@ impl Driver {
             }
         }
         self.journeys.travels.incomplete += u64::from(!whole);
+        self.doubt_still(journey);
         if whole || self.is(Mutation::DropWake) {
             return;
         }
@@ -261,6 +262,19 @@ impl Driver {
         }
         // Whoever waits here tries again, and is told what has become of the page.
         places.into_iter().for_each(|place| kernel.spaces[space].uffd.wake(&(place..place + 1)));
+    }
+
+    /// Pages that are outside all the same may have been asked for because they were seen in the target.
+    fn doubt_still(&mut self, journey: &Journey) {
+        if journey.fault.is_some() || !self.succeeds {
+            return;
+        }
+        let outside = |page: &PageIndex| self.core.state_of(*page) == State::Remote;
+        let pages = (0..journey.travellers.len()).map(|nth| journey.page.plus(nth as u64)).filter(outside);
+        let places: Vec<usize> =
+            pages.filter_map(|page| self.core.regions().address_of(page)).map(|(_, at)| slot(at)).collect();
+        let target = self.targets[journey.target.0 as usize].as_mut();
+        target.into_iter().for_each(|target| target.doubts.extend(&places));
     }
 
     fn place_of(&self, journey: &Journey, nth: usize) -> Option<Address> {

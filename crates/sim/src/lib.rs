@@ -51,7 +51,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 pub use failure::Failure;
 pub use many::run_many;
 pub use mutation::Mutation;
-pub use world::{DEATHS, Plan, Seen};
+pub use world::{DEATHS, DEATHS_AFAR, Plan, Seen};
 
 use trace::Trace;
 use world::World;

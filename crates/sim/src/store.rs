@@ -208,6 +208,16 @@ impl Store {
         self.kept.get(index(handle)).is_some_and(Option::is_some)
     }
 
+    /// Whoever it was asked by is gone: what is pending has not happened, as far as anyone can tell.
+    pub fn cut_off(&mut self) {
+        for transfer in self.transfers.as_mut().map(Transfers::take_all).unwrap_or_default() {
+            if transfer.kind == Kind::Put {
+                let handle = name(transfer.at);
+                (0..self.at(handle).references).for_each(|_| self.release(handle));
+            }
+        }
+    }
+
     /// These are all references that there are.
     pub fn recount(&mut self, references: &BTreeMap<HandleBits, u64>) {
         for at in 0..self.kept.len() {

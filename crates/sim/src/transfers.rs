@@ -90,6 +90,11 @@ impl Transfers {
         self.list.retain(|transfer| transfer.at != at);
     }
 
+    /// All that is under way, which ends without a word.
+    pub fn take_all(&mut self) -> Vec<Transfer> {
+        std::mem::take(&mut self.list)
+    }
+
     /// Whether another put would be taken.
     pub fn have_room(&self) -> bool {
         self.list.len() < self.manner.under_way_most

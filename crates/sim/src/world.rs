@@ -24,6 +24,9 @@ use crate::watcher::Watcher;
 /// In runs of seeds from here on pagers are killed.
 pub const DEATHS: u64 = 1 << 32;
 
+/// And from here on their stores answer later.
+pub const DEATHS_AFAR: u64 = 1 << 33;
+
 /// Of how many steps of the pager it is killed within one, or behind one.
 const DEATH_EVERY: usize = 250;
 
@@ -112,8 +115,8 @@ impl World {
         // Of a chance of its own: with a store that answers at once everything else stays as it is.
         let mut chance = Rng::new(plan.seed ^ 0x0051_0000_57A7_E000);
         let fate = (plan.seed >= DEATHS).then(|| Rng::new(plan.seed ^ 0x0000_FA7E_0000_0000));
-        let later = fate.is_none() && chance.percent(50);
-        if later && chance.percent(60) {
+        let later = plan.seed >= DEATHS_AFAR || fate.is_none() && chance.percent(50);
+        if later && fate.is_none() && chance.percent(60) {
             setting.be_about_journeys(&mut chance);
         }
         // And with the default replacement too.

@@ -16,14 +16,17 @@ fn first_seed(mutation: Mutation) -> u64 {
         Mutation::WakeWhereAsked => RARE[3],
         Mutation::InstallDuringFork => RARE[4],
         Mutation::WaitForAgents => RARE[5],
-        Mutation::ForgetStaging | Mutation::ForgetEvents | Mutation::ForgetWake | Mutation::ReadTooEarly => DEATHS,
-        Mutation::CollectTwice => DEATHS + RARE[7],
+        Mutation::ForgetStaging
+        | Mutation::ForgetEvents
+        | Mutation::ForgetWake
+        | Mutation::ReadTooEarly
+        | Mutation::CollectTwice => DEATHS,
         Mutation::ApplyTwice => DEATHS + RARE[6],
         _ => 0,
     }
 }
 
-const RARE: [u64; 8] = [1600, 700, 16_600, 10_100, 1300, 1100, 1000, 1500];
+const RARE: [u64; 7] = [1600, 700, 16_600, 10_100, 1300, 1100, 2000];
 
 fn is_caught(mutation: Mutation) {
     let first = first_seed(mutation);

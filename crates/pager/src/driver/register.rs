@@ -1,6 +1,6 @@
 //! Mappings that come under management.
 
-use spillway_core::{Span, TargetId};
+use spillway_core::{Address, Span, TargetId};
 
 use super::Driver;
 use crate::stretch::Stretch;
@@ -44,6 +44,10 @@ impl Driver {
         }
         let new = done.into_iter().flat_map(|span| self.core.add_region(id, span)).collect();
         target.announced.scan_begins();
+        if target.doubtful {
+            // A removal may be under way that the pager before this one was told of.
+            target.announced.during_scan(Span { start: Address(0), end: Address(u64::MAX) });
+        }
         if target.uffd.is_changing() {
             target.announced.registered(called.into_iter());
         }
