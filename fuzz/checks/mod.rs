@@ -9,6 +9,7 @@ pub mod control_request;
 pub mod cost;
 pub mod daemon_config;
 pub mod handed;
+pub mod ledger;
 pub mod lz4;
 pub mod mappings;
 pub mod memcached_answers;

@@ -5,6 +5,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import time
 
@@ -67,6 +68,76 @@ def end(pager):
     pager.wait(5)
 
 
+def url_of(servers, kind):
+    """A pool of this kind, with servers of its own."""
+    if kind == "local":
+        return "local:"
+    if kind == "tcp":
+        return f"tcp://{servers.spillway().address},{servers.spillway().address}"
+    return f"{kind}://{(servers.memcached('-M') if kind == 'memcached' else servers.redis()).address}"
+
+
+@pytest.mark.parametrize("pool", ["tcp", "memcached", "redis"])
+def test_pages_at_servers_are_taken_over(processes, spillway, servers, fill, pool):
+    target = Program(processes, [fill, 64]).ready()
+    url = url_of(servers, pool)
+    pager, _ = begin(processes, spillway, target.pid, "--local", "8M", "--pool", url)
+    spillway.settled(target.pid)
+    for verb in ["attach", "attach", "upgrade"]:
+        if verb == "attach":
+            end(pager)
+        before, (pager, line) = pager, begin(processes, spillway, target.pid, verb=verb)
+        assert ("dead" if verb == "attach" else "old") in line
+        assert before.wait(5) is not None
+        target.ask("verify")
+        # What the dead have put is known: nothing is put anew that has not changed.
+        entry = spillway.settled(target.pid)
+        assert entry["budget_bytes"] == 8 << 20 and entry["stored_bytes"] < 64 << 20, entry
+    spillway.detach(target.pid)
+    assert pager.wait(10) == 0
+    nothing_of_ours(target.pid)
+    target.ask("verify")
+    if pool == "memcached":
+        # Nobody else frees what is left there.
+        host, port = url.removeprefix("memcached://").split(":")
+        with socket.create_connection((host, int(port)), 5) as cache:
+            cache.sendall(b"stats\r\n")
+            said = cache.recv(1 << 16).decode()
+        assert int(re.search(r"STAT curr_items (\d+)", said)[1]) == 0, said
+
+
+def test_a_server_that_has_forgotten_is_no_server_of_zeros(processes, spillway, servers, fill):
+    server = servers.spillway(options=["--lease", "1"])
+    target = Program(processes, [fill, 64]).ready()
+    pager, _ = begin(processes, spillway, target.pid, "--local", "8M", "--pool", f"tcp://{server.address}")
+    spillway.settled(target.pid)
+    end(pager)
+    time.sleep(4)
+    pager, _ = begin(processes, spillway, target.pid)
+    target.tell("verify")
+    assert target.status() == -signal.SIGBUS
+    assert pager.wait(10) == 0
+
+
+def test_servers_that_are_away_when_a_pager_takes_over(processes, spillway, servers, fill):
+    first, second = servers.spillway(), servers.spillway()
+    target = Program(processes, [fill, 64]).ready()
+    url = f"tcp://{first.address},{second.address}"
+    pager, _ = begin(processes, spillway, target.pid, "--local", "8M", "--pool", url)
+    spillway.settled(target.pid)
+    end(pager)
+    for server in (first, second):
+        server.send(signal.SIGSTOP)
+    refused(spillway.cli("attach", target.pid), "it does not answer")
+    second.send(signal.SIGCONT)
+    pager, _ = begin(processes, spillway, target.pid)
+    target.tell("verify")
+    time.sleep(0.5)
+    assert target.lines.empty(), "half of the pages are at the server that is away"
+    first.send(signal.SIGCONT)
+    assert target.line().startswith("OK")
+
+
 def test_a_stopped_target_resumes(processes, spillway, fill):
     target = Program(processes, [fill, 64]).ready()
     pager, _ = begin(processes, spillway, target.pid, "--local", "8M")
@@ -123,15 +194,17 @@ def test_upgrade_hands_over_while_the_target_runs(processes, spillway, fill, tor
 
 
 @pytest.mark.limit(int(SECONDS + SLACK_SECONDS + 20))
-@pytest.mark.parametrize("workers", [1, 3])
-def test_pagers_killed_again_and_again(processes, spillway, torture, workers):
+@pytest.mark.parametrize(
+    ("pool", "workers"), [("local", 1), ("local", 3), ("tcp", 3), ("memcached", 2), ("redis", 2)], ids=lambda it: str(it)
+)
+def test_pagers_killed_again_and_again(processes, spillway, servers, torture, pool, workers):
     seed = int(os.environ.get("SPILLWAY_TORTURE_SEED", "0")) or int(time.time() * 1000) + workers
     chance = random.Random(seed)
     print(f"seed {seed}")
     options = ["--seed", seed, "--seconds", SECONDS, "--mib", 64, "--threads", workers, *WITHIN]
     program = processes.start([torture, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     time.sleep(0.5)
-    pager, _ = begin(processes, spillway, program.pid, "--local", "32M")
+    pager, _ = begin(processes, spillway, program.pid, "--local", "32M", "--pool", url_of(servers, pool))
     deadline, stalls, took = time.monotonic() + SECONDS - 4, [], []
     while time.monotonic() < deadline and program.poll() is None:
         time.sleep(chance.uniform(0.02, 0.8))

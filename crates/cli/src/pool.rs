@@ -2,9 +2,9 @@
 
 use crate::failure::{FAILED, Failure};
 use spillway_pager::LastingPool;
-use spillway_store::pool::{self, Opened, Url};
+use spillway_store::pool::{self, Opened, TakenOver, Url};
 use spillway_store::vault::Vault;
-use spillway_store::{Local, Refill, Store};
+use spillway_store::{Inheritance, Refill, Store};
 use std::time::Duration;
 
 /// What `--pool` is when it is not given.
@@ -19,7 +19,10 @@ pub(crate) fn parse(url: &str) -> Result<Url, Failure> {
 
 /// Opens the pool, and starts the thread that it may need.
 pub(crate) fn open(url: &str) -> Result<Box<dyn Store>, Failure> {
-    let Opened { store, refill, note } = pool::open(url).map_err(|error| Failure::refused(error.to_string()))?;
+    begin(pool::open(url).map_err(|error| Failure::refused(error.to_string()))?)
+}
+
+fn begin(Opened { store, refill, note }: Opened) -> Result<Box<dyn Store>, Failure> {
     refill.map(supply).transpose()?;
     note.into_iter().for_each(|note| crate::say::note(&note));
     Ok(store)
@@ -31,20 +34,19 @@ pub(crate) fn open_lasting(url: &str) -> Result<(Box<dyn Store>, Option<LastingP
     // Threads of an older kernel cannot be asked for their descriptors.
     let vault = Vault::create().ok().filter(|_| spillway_pager::can_take_over());
     let Some(vault) = vault else { return Ok((open(url)?, None)) };
-    let Some((store, refill)) = pool::open_lasting(url, &vault).map_err(refused)? else {
+    let Some(opened) = pool::open_lasting(url, &vault).map_err(refused)? else {
         return Ok((open(url)?, None));
     };
-    supply(refill)?;
-    Ok((Box::new(store), Some(LastingPool { vault, url: url.into() })))
+    Ok((begin(opened)?, Some(LastingPool { vault, url: url.into() })))
 }
 
 /// The pool that a dead pager has left.
-pub(crate) fn take_over(url: &str, vault: &Vault) -> Result<Local, Failure> {
+pub(crate) fn take_over(url: &str, vault: &Vault) -> Result<Box<dyn Inheritance>, Failure> {
     let opened = pool::take_over(url, vault).map_err(|error| Failure::refused(error.to_string()))?;
-    let Some((store, refill)) = opened else {
+    let Some(TakenOver { store, refill }) = opened else {
         return Err(Failure::refused(format!("the pool `{url}` cannot be taken over from a dead pager")));
     };
-    supply(refill)?;
+    refill.map(supply).transpose()?;
     Ok(store)
 }
 

@@ -266,7 +266,8 @@ impl<P: Paging> Service<P> {
             return Err("this pager is letting its processes go".into());
         }
         if !self.pager.can_be_outlived() {
-            let why = "its pages are not in an embedded pool that outlives it, or a child was just forked";
+            let why =
+                "its pool is one that ends with it (with parity or copies, or a file), or a child was just forked";
             return Err(format!("no other pager can take over from this one: {why}"));
         }
         Ok(())

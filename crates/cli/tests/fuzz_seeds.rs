@@ -35,6 +35,7 @@ fn each_target_is_run_here() {
         "cost",
         "daemon_config",
         "handed",
+        "ledger",
         "lz4",
         "mappings",
         "memcached_answers",
@@ -86,6 +87,11 @@ fn cost() {
 #[test]
 fn handed() {
     over_seeds("handed", checks::handed::check);
+}
+
+#[test]
+fn ledger() {
+    over_seeds("ledger", checks::ledger::check);
 }
 
 #[test]

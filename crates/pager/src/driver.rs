@@ -107,6 +107,8 @@ pub struct Driver {
     awaits_agent: bool,
     /// The last sweep found nothing to capture, and pages are on their way to the store: the next waits for it.
     awaits_store: bool,
+    /// It has taken over from another pager.
+    succeeds: bool,
 }
 
 impl Driver {
@@ -169,6 +171,7 @@ impl Driver {
             yields: Yield::default(),
             awaits_agent: false,
             awaits_store: false,
+            succeeds: false,
         };
         driver.set_replacement(replacement);
         driver.core.restock();

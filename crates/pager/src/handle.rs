@@ -13,6 +13,7 @@ use spillway_core::PAGE_BYTES_U64;
 use spillway_core::pager::Budget;
 use spillway_core::policy::Settings;
 use spillway_core::shares::Share;
+use spillway_store::Inheritance;
 
 use crate::driver::{Command, Driver};
 use crate::error::Error;
@@ -120,7 +121,7 @@ impl Pager {
         remains: Remains,
         local: Local,
         replacement: Settings,
-        store: spillway_store::Local,
+        store: Box<dyn Inheritance>,
     ) -> Result<Self, Error> {
         crate::doctor::usable()?;
         let (root, estate, heirs) = remains.into_parts();

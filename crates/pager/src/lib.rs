@@ -78,9 +78,9 @@ pub struct Options {
     pub lasting: Option<LastingPool>,
 }
 
-/// An embedded pool in memory that outlives the pager.
+/// A pool that another pager can take over.
 pub struct LastingPool {
-    /// The memory, which [`Options::store`] uses.
+    /// The memory that outlives the pager, which [`Options::store`] uses.
     pub vault: Vault,
     /// What the pool was opened with.
     pub url: String,

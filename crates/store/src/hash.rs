@@ -40,13 +40,14 @@ impl PageHash {
         Self { second: Some(secret()), ..Self::new() }
     }
 
-    /// The hash that another process made, from its secret.
-    pub(crate) fn with_secret(secret: [u8; SECRET_BYTES]) -> Self {
-        Self { secret: Arc::new(secret), second: None, mask: u64::MAX }
+    /// The hash that another process made, from its secrets.
+    pub(crate) fn with_secrets(secret: Secret, second: Option<Secret>) -> Self {
+        Self { secret: Arc::new(secret), second: second.map(Arc::new), mask: u64::MAX }
     }
 
-    pub(crate) fn secret(&self) -> [u8; SECRET_BYTES] {
-        *self.secret
+    /// The secrets that it is made with, one or two.
+    pub(crate) fn secrets(&self) -> impl Iterator<Item = Secret> {
+        [Some(&self.secret), self.second.as_ref()].into_iter().flatten().map(|secret| **secret)
     }
 
     #[cfg(test)]

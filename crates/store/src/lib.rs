@@ -170,6 +170,16 @@ pub trait Store: Send {
     }
 }
 
+/// A store that another process has left, to which nobody has a reference yet: each is counted, and then all are known.
+pub trait Inheritance: Store {
+    /// Whether the page behind `handle`, which may be anything, was found.
+    fn has(&self, handle: Handle) -> bool;
+    /// One more reference to a page that was found.
+    fn count(&mut self, handle: Handle);
+    /// Every reference was counted: what has none is given up. Only then are pages put and got.
+    fn all_counted(&mut self);
+}
+
 /// What a store keeps, in bytes and pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Status {

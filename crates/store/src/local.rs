@@ -13,7 +13,7 @@ use crate::segment::{Refill, SEGMENT_BYTES, Supply};
 use crate::slots::{Slot, Slots};
 use crate::sys::memory::Lending;
 use crate::vault::Vault;
-use crate::{Got, Handle, Lent, Prepared, Preparer, Put, Status, Store, StoreError, Urgency};
+use crate::{Got, Handle, Inheritance, Lent, Prepared, Preparer, Put, Status, Store, StoreError, Urgency};
 pub use spillway_codec::Compression;
 use spillway_codec::{Codec, same, unpack};
 
@@ -87,14 +87,14 @@ impl Local {
     #[must_use]
     pub fn lasting(config: Config, vault: &Vault) -> (Self, Refill) {
         let hash = PageHash::new();
-        vault.set_secret(hash.secret());
+        vault.set_secrets(hash.secrets());
         Self::in_memory(config, hash, Some(vault))
     }
 
-    /// The pool that was left in this memory, without references: [`Local::count`] and [`Local::all_counted`] follow.
+    /// The pool that was left in this memory, without references: [`Inheritance::count`] and [`Inheritance::all_counted`] follow.
     #[must_use]
     pub fn take_over(config: Config, vault: &Vault) -> (Self, Refill) {
-        let hash = PageHash::with_secret(vault.secret());
+        let hash = PageHash::with_secrets(vault.secret(0), None);
         let (mut local, refill) = Self::in_memory(config, hash, Some(vault));
         let Self { arena, index, slots, .. } = &mut local;
         arena.take_over(vault.segments());
@@ -107,27 +107,6 @@ impl Local {
         });
         arena.all_taken();
         (local, refill)
-    }
-
-    /// Whether a page was found under this handle.
-    pub fn has(&self, handle: Handle) -> bool {
-        self.slots.is_there(handle)
-    }
-
-    /// One more reference, of those that were found.
-    pub fn count(&mut self, handle: Handle) {
-        self.slots.count(handle);
-        self.references += 1;
-    }
-
-    /// Every reference was counted: what has none is given up.
-    pub fn all_counted(&mut self) {
-        for (handle, slot) in self.slots.drop_unnamed() {
-            self.arena.free(slot.place);
-            if let Some(index) = &mut self.index {
-                index.remove(slot.hash, handle);
-            }
-        }
     }
 
     fn in_memory(config: Config, hash: PageHash, vault: Option<&Vault>) -> (Self, Refill) {
@@ -376,6 +355,26 @@ impl Store for Local {
         let more = (0..TIDY_PAGES).all(|_| self.tidy_page());
         self.arena.give_back_empty();
         more
+    }
+}
+
+impl Inheritance for Local {
+    fn has(&self, handle: Handle) -> bool {
+        self.slots.is_there(handle)
+    }
+
+    fn count(&mut self, handle: Handle) {
+        self.slots.count(handle);
+        self.references += 1;
+    }
+
+    fn all_counted(&mut self) {
+        for (handle, slot) in self.slots.drop_unnamed() {
+            self.arena.free(slot.place);
+            if let Some(index) = &mut self.index {
+                index.remove(slot.hash, handle);
+            }
+        }
     }
 }
 

@@ -128,6 +128,20 @@ impl Protocol for Memcached {
     const OVERHEAD_BYTES: usize = 64;
     const FORGETS: bool = false;
 
+    fn identity(&self) -> Vec<u8> {
+        let (process, started) = self.process.unwrap_or_default();
+        [&process.to_le_bytes()[..], &started.to_le_bytes(), self.names.prefix()].concat()
+    }
+
+    fn resume(&mut self, identity: &[u8]) -> bool {
+        let Some((process, rest)) = identity.split_first_chunk() else { return false };
+        let Some((started, prefix)) = rest.split_first_chunk() else { return false };
+        let Some(names) = Names::again(prefix) else { return false };
+        self.names = names;
+        self.process = Some((u64::from_le_bytes(*process), u64::from_le_bytes(*started)));
+        true
+    }
+
     fn greet(&mut self, out: &mut Vec<u8>) {
         self.asked.clear();
         self.facts = Facts::default();

@@ -23,7 +23,7 @@ use crate::stripe::{DATA_MAX, PARITY_MAX, Shape};
 pub use cluster::Etcd;
 pub use drain::Drain;
 pub use error::{OpenError, OpenErrorKind, UrlError};
-pub use open::{Opened, open, open_lasting, take_over};
+pub use open::{Opened, TakenOver, open, open_lasting, take_over};
 use parameters::Parameters;
 pub use spillway_cluster::Host;
 pub use status::{ServerReport, status};

@@ -136,6 +136,17 @@ impl Protocol for Redis {
     const OVERHEAD_BYTES: usize = 64;
     const FORGETS: bool = false;
 
+    fn identity(&self) -> Vec<u8> {
+        [self.run.as_deref().unwrap_or_default(), b" ", self.names.prefix()].concat()
+    }
+
+    fn resume(&mut self, identity: &[u8]) -> bool {
+        let Some(end) = identity.iter().position(|byte| *byte == b' ') else { return false };
+        let Some(names) = Names::again(&identity[end + 1..]) else { return false };
+        (self.names, self.run) = (names, Some(identity[..end].to_vec()).filter(|run| !run.is_empty()));
+        true
+    }
+
     fn greet(&mut self, out: &mut Vec<u8>) {
         self.asked.clear();
         self.authenticating = self.password.is_some();

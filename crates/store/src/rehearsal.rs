@@ -1,4 +1,6 @@
-//! A server's part, played by whoever has the bytes: what the fuzz targets call.
+//! A server's part, or a dead pager's, played by whoever has the bytes: what the fuzz targets call.
+
+use std::sync::atomic::Ordering::Relaxed;
 
 use spillway_core::PAGE_BYTES;
 
@@ -6,9 +8,12 @@ use crate::Urgency;
 use crate::local::Compression;
 use crate::memcached::Memcached;
 use crate::redis::Redis;
+use crate::remote::handles::{Handles, Slot};
+use crate::remote::ledger::Ledger;
 use crate::remote::names::Names;
 use crate::remote::protocol::{Greeting, Item, Name, Parcel, Protocol};
 use crate::tcp::Tcp;
+use crate::vault::{Slabs, Vault};
 
 /// What of a server's bytes was understood.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,6 +42,30 @@ pub fn redis(bytes: &[u8], greeting: bool) -> Understood {
 #[must_use]
 pub fn tcp(bytes: &[u8], greeting: bool) -> Understood {
     play(&mut Tcp::new(b"token".to_vec()), bytes, greeting)
+}
+
+/// A dead pager has left `bytes` of its ledger: words of the notes on its servers, and then, from the `notes`th word on, entries.
+/// How many pages and servers that are.
+#[must_use]
+pub fn ledger(bytes: &[u8], notes: usize) -> Option<(usize, usize)> {
+    let vault = Vault::create().expect("there is memory");
+    let mut words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
+    let mut slabs = Slabs::new(vault.clone(), 0);
+    let (head, entries) = (vault.notes().expect("there is room"), slabs.take().expect("there is room"));
+    let places = head[..notes.min(head.len())].iter().chain(entries);
+    places.for_each(|place| place.store(words.next().unwrap_or(0), Relaxed));
+    let (ledger, servers) = Ledger::found(&vault)?;
+    let (mut handles, left) = Handles::take_over(ledger, servers.len());
+    for &handle in &left {
+        assert!(usize::from(handles.slot(handle).server) < servers.len(), "it is at a server that there is");
+        assert!(handles.is_abandoned(handle), "no reference was counted");
+    }
+    for _ in 0..4 {
+        let new = handles.insert(Slot::putting(1, 0)).expect("there is room");
+        assert!(!left.contains(&new), "its name is taken");
+    }
+    left.iter().for_each(|handle| handles.recycle(*handle));
+    Some((left.len(), servers.len()))
 }
 
 fn play<P: Protocol>(protocol: &mut P, bytes: &[u8], greeting: bool) -> Understood {

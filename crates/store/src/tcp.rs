@@ -111,6 +111,19 @@ impl Protocol for Tcp {
     const OVERHEAD_BYTES: usize = 64;
     const FORGETS: bool = true;
 
+    fn identity(&self) -> Vec<u8> {
+        let incarnation = self.incarnation.map(u64::to_le_bytes);
+        [&self.tenant[..], &self.secret[..], incarnation.as_ref().map_or(&[][..], |bytes| &bytes[..])].concat()
+    }
+
+    fn resume(&mut self, identity: &[u8]) -> bool {
+        let Some((tenant, rest)) = identity.split_first_chunk() else { return false };
+        let Some((secret, incarnation)) = rest.split_first_chunk() else { return false };
+        let Ok(incarnation) = incarnation.try_into() else { return false };
+        (self.tenant, self.secret, self.incarnation) = (*tenant, *secret, Some(u64::from_le_bytes(incarnation)));
+        true
+    }
+
     fn bind(&mut self, channel: Channel) {
         self.channel = Some(channel);
     }

@@ -1,13 +1,13 @@
 //! Memory that outlives the pager: one file, which the agents in its targets keep open.
 //!
-//! Whoever finds it has the page table's sheets and the book ([`spillway_core::lasting`]), the embedded pool, page
-//! buffers, and what the pager wrote of its targets. The file is divided into extents of 2 MiB, and a directory at its head
+//! Whoever finds it has the page table's sheets and the book ([`spillway_core::lasting`]), the embedded pool or what is known of
+//! pages at servers, page buffers, and what the pager wrote of its targets. The file is divided into extents of 2 MiB, and a directory at its head
 //! says what each is for: that is the first thing written when one is taken, and the last when it is given back.
 //!
 //! ```text
 //! head (2 MiB)    mark, sizes; the secret; what only the pager writes ([`Vault::private`])
 //! directory       64 bytes an extent
-//! extents         buffers (2), book (4), then sheets, slots, segments as they are needed
+//! extents         buffers (2), book (4), then sheets, slots, segments, or notes on servers, as they are needed
 //! ```
 //!
 //! A target could write to the file if it went to great lengths. What it can gain by that is a wrong answer to itself: all that is read
@@ -63,6 +63,7 @@ const FREE: u64 = 0;
 const SHEET_EXTENT: u64 = 1;
 const SLAB_EXTENT: u64 = 2;
 const SEGMENT_EXTENT: u64 = 3;
+const NOTES_EXTENT: u64 = 4;
 const KIND: u64 = 0xff;
 
 /// Why a file cannot be taken over.
@@ -196,19 +197,28 @@ impl Vault {
         Sheet { number, entries: entries.try_into().expect("a page of words") }
     }
 
-    pub(crate) fn set_secret(&self, secret: [u8; SECRET_BYTES]) {
-        let (bytes, _) = secret.as_chunks::<8>();
-        let words = self.0.shared.words(SECRET_AT, bytes.len());
-        words.iter().zip(bytes).for_each(|(word, bytes)| word.store(u64::from_le_bytes(*bytes), Release));
+    pub(crate) fn set_secrets(&self, secrets: impl Iterator<Item = [u8; SECRET_BYTES]>) {
+        for (nth, secret) in secrets.enumerate() {
+            let (bytes, _) = secret.as_chunks::<8>();
+            let words = self.0.shared.words(SECRET_AT + nth * SECRET_BYTES, bytes.len());
+            words.iter().zip(bytes).for_each(|(word, bytes)| word.store(u64::from_le_bytes(*bytes), Release));
+        }
     }
 
-    pub(crate) fn secret(&self) -> [u8; SECRET_BYTES] {
-        let words = self.0.shared.words(SECRET_AT, SECRET_BYTES / 8);
+    pub(crate) fn secret(&self, nth: usize) -> [u8; SECRET_BYTES] {
+        let words = self.0.shared.words(SECRET_AT + nth * SECRET_BYTES, SECRET_BYTES / 8);
         let mut secret = [0; SECRET_BYTES];
         for (bytes, word) in secret.as_chunks_mut::<8>().0.iter_mut().zip(words) {
             *bytes = word.load(Acquire).to_le_bytes();
         }
         secret
+    }
+
+    /// Where a pool on other hosts writes down its servers: what was found, or zeros. None when there is no room.
+    pub(crate) fn notes(&self) -> Option<&'static [AtomicU64]> {
+        let mut kept = FIXED..self.0.extents;
+        let extent = kept.find(|&extent| self.kind(extent) == NOTES_EXTENT).or_else(|| self.take(NOTES_EXTENT))?;
+        Some(self.0.shared.words(self.start(extent), EXTENT / 8))
     }
 
     /// Runs of slabs, in order.

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use spillway_core::page::HandleBits;
+use spillway_core::page::{HandleBits, State};
 use spillway_core::pager::{Outcome, Pager, Plan, Served, Stop};
 use spillway_core::streams::BLOCK_PAGES_MAX;
 use spillway_core::{Address, PageIndex, Span, TargetId};
@@ -254,6 +254,9 @@ impl Driver {
                 }
             }
         }
+        if !whole {
+            self.doubt_still(journey);
+        }
         if !whole && let Some(target) = &self.targets[journey.target.0 as usize] {
             // Whoever waits for a page, where it was or where it is by now, tries again and is told what has become of it.
             let _ = target.uffd.wake(journey.span());
@@ -271,6 +274,20 @@ impl Driver {
                 let (address, page) = (fault.address, journey.page.plus(fault.address.pages_since(journey.address)));
                 tape.fault(Plan::Fetch { address, page, pages: 1, asked: 0 }, fault, served_ns);
             }
+        }
+    }
+
+    /// Of a journey without a fault, pages that are outside all the same: where another pager was before this one, they may be
+    /// in the target and have been asked for to find that out.
+    fn doubt_still(&mut self, journey: &Journey) {
+        if journey.fault.is_some() || !self.succeeds {
+            return;
+        }
+        let pages = (0..journey.pages).map(|i| journey.page.plus(i as u64));
+        let outside = pages.filter(|&page| self.core.state_of(page) == State::Remote);
+        let places: Vec<_> = outside.filter_map(|page| self.core.regions().address_of(page)).collect();
+        for (id, address) in places {
+            self.target(id).into_iter().for_each(|target| target.doubts.push(address));
         }
     }
 

@@ -8,14 +8,14 @@ use std::sync::mpsc::{Receiver, Sender};
 
 use spillway_core::evict::{Bytes, Captured, Run};
 use spillway_core::page::State;
-use spillway_core::pager::{Budget, Config, Pager, Stop};
+use spillway_core::pager::{Budget, Config, Pager, Plan, Stop};
 use spillway_core::policy::Settings;
 use spillway_core::{PAGE_BYTES_U64, Span, TargetId};
-use spillway_store::Local;
+use spillway_store::{Handle, Inheritance, Urgency};
 
 use super::hands::to_handle;
 use super::moved::Moved;
-use super::{BUFFERS, Command, Driver};
+use super::{BUFFERS, Command, Driver, WRITE_BATCH};
 use crate::adopt::Agent;
 use crate::error::Error;
 use crate::estate::{Estate, Found, Stage};
@@ -48,7 +48,7 @@ impl Driver {
     pub fn take_over(
         budget: Budget,
         replacement: Settings,
-        mut store: Local,
+        mut store: Box<dyn Inheritance>,
         estate: Estate,
         heirs: Vec<Heir>,
         commands: Receiver<Command>,
@@ -56,20 +56,22 @@ impl Driver {
         reports: Sender<Request>,
         shared: Arc<Shared>,
     ) -> Result<Self, Error> {
-        let config = Config { budget, buffers: BUFFERS, write_batch: 1 };
+        let write_batch = if store.descriptor().is_some() { WRITE_BATCH } else { 1 };
+        let config = Config { budget, buffers: BUFFERS, write_batch };
         let batches: Vec<Run> =
             heirs.iter().filter_map(|heir| heir.found.batch.as_ref()).flat_map(|it| it.runs.clone()).collect();
         let unread = |page, _| batches.iter().any(|run| run.page <= page && page < run.page.plus(run.pages));
         let core = Pager::take_over(
             config,
             estate.vault().lasting(),
-            |handle| to_handle_if(handle).is_some_and(|handle| store.has(handle)),
+            |handle| Handle::from_bits(handle.get()).is_some_and(|handle| store.has(handle)),
             unread,
         );
         let core = core.map_err(Error::Unreadable)?;
         core.each_handle(|handle| store.count(to_handle(handle)));
         store.all_counted();
-        let mut driver = Self::with(core, replacement, Box::new(store), Some(estate), commands, bell, reports, shared);
+        let mut driver = Self::with(core, replacement, store, Some(estate), commands, bell, reports, shared);
+        driver.succeeds = true;
         let known: Vec<TargetId> = heirs.iter().map(|heir| heir.found.id).collect();
         for id in (0..driver.core.targets()).map(TargetId).filter(|id| !known.contains(id)) {
             driver.core.ended(id);
@@ -205,8 +207,16 @@ impl Driver {
         }
         let id = target.id;
         for address in std::mem::take(&mut target.doubts) {
-            let Some(plan) = self.core.doubt(id, address) else { continue };
             let Some(target) = &mut self.targets[at] else { return };
+            if !self.journeys.have_room() {
+                target.doubts.push(address);
+                continue;
+            }
+            let Some(plan) = self.core.doubt(id, address) else { continue };
+            if self.journeys.are_possible() && matches!(plan, Plan::Fetch { .. }) {
+                self.fetch(at, plan, None, Urgency::Prefetch);
+                continue;
+            }
             let (plan, outcome) = self.hands.perform(plan, true, target, &mut self.core);
             self.core.installed_ahead(plan, outcome);
             if outcome.done == 0 && matches!(outcome.stop, Some(Stop::Changing | Stop::NoMemory)) {
@@ -214,9 +224,4 @@ impl Driver {
             }
         }
     }
-}
-
-/// The table may hold anything.
-fn to_handle_if(bits: spillway_core::page::HandleBits) -> Option<spillway_store::Handle> {
-    spillway_store::Handle::from_bits(bits.get())
 }

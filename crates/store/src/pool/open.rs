@@ -2,19 +2,20 @@
 
 use std::path::Path;
 
-use super::{Cache, Host, OpenError, OpenErrorKind, Tcp, Tls, Url, hosts};
+use super::{Cache, Etcd, Host, OpenError, OpenErrorKind, Tcp, Tls, Url, hosts};
 use crate::emulated::Emulated;
 use crate::file::File;
 use crate::layer::{self, Layer};
 use crate::memcached::Memcached;
 use crate::redis::Redis;
+use crate::remote::ledger::{Ledger, Note};
 use crate::remote::names::Names;
 use crate::remote::protocol::Protocol;
 use crate::remote::{Peer, Remote};
 use crate::stripe::{Shape, Stripes};
 use crate::tcp;
 use crate::vault::Vault;
-use crate::{Local, Refill, Store};
+use crate::{Inheritance, Local, Refill, Store};
 
 /// Longer tokens are a mistake.
 const TOKEN_BYTES_MAX: u64 = 4096;
@@ -42,29 +43,42 @@ impl Opened {
     }
 }
 
+/// A pool that was taken over.
+pub struct TakenOver {
+    /// To be used by one thread, once its references are counted.
+    pub store: Box<dyn Inheritance>,
+    /// As in [`Opened`].
+    pub refill: Option<Refill>,
+}
+
 /// Opens the pool that a URL names. Looks names up and waits for servers, some seconds at most.
 ///
 /// # Errors
 /// One line that says what is wrong and what helps.
 pub fn open(url: &str) -> Result<Opened, OpenError> {
-    match Url::parse(url)?.with_servers()? {
+    open_in(Url::parse(url)?, None)
+}
+
+fn open_in(url: Url, vault: Option<&Vault>) -> Result<Opened, OpenError> {
+    match url.with_servers()? {
         Url::Local(config) => {
-            let (store, refill) = Local::new(config);
-            Ok(Opened { store: Box::new(store), refill: Some(refill), note: None })
+            let (store, refill) = vault.map_or_else(|| Local::new(config), |vault| Local::lasting(config, vault));
+            Ok(Opened { refill: Some(refill), ..Opened::new(store) })
         }
         Url::Memcached(cache) => {
             let names = names(&cache);
             let memcached = || Memcached::new(names.clone(), cache.compression, cache.lossy);
-            connect(&cache.hosts, cache.settings, cache.stripes, None, memcached)?.with(cache.layer)
+            connect(&cache.hosts, cache.settings, cache.stripes, None, memcached, vault)?.with(cache.layer)
         }
         Url::Redis(cache) => {
             let names = names(&cache);
             let redis = || Redis::new(names.clone(), cache.password.clone(), cache.compression, cache.lossy);
-            connect(&cache.hosts, cache.settings, cache.stripes, None, redis)?.with(cache.layer)
+            connect(&cache.hosts, cache.settings, cache.stripes, None, redis, vault)?.with(cache.layer)
         }
         Url::Tcp(Tcp { hosts, token_file, tls, stripes, settings, layer }) => {
             let token = token_file.as_deref().map(read_token).transpose()?.unwrap_or_default();
-            connect(&hosts, settings, stripes, tls.as_ref(), || tcp::Tcp::new(token.clone()))?.with(layer)
+            let speak = || tcp::Tcp::new(token.clone());
+            connect(&hosts, settings, stripes, tls.as_ref(), speak, vault)?.with(layer)
         }
         Url::Etcd(_) => unreachable!("its servers are known by now"),
         Url::File(super::File { path, size_bytes, layer }) => {
@@ -78,26 +92,82 @@ pub fn open(url: &str) -> Result<Opened, OpenError> {
     }
 }
 
-/// The same, in memory that outlives this process; none for a pool that is not this process's own.
+/// The same, where the memory that matters outlives this process: the vault has what [`take_over`] needs. None for a pool of
+/// which that cannot be said: one with parity or copies, in a file, emulated, or with faults.
 ///
 /// # Errors
 /// As [`open`].
-pub fn open_lasting(url: &str, vault: &Vault) -> Result<Option<(Local, Refill)>, OpenError> {
-    Ok(match Url::parse(url)? {
-        Url::Local(config) => Some(Local::lasting(config, vault)),
-        _ => None,
-    })
+pub fn open_lasting(url: &str, vault: &Vault) -> Result<Option<Opened>, OpenError> {
+    let url = Url::parse(url)?;
+    lasts(&url).then(|| open_in(url, Some(vault))).transpose()
 }
 
-/// The pool that was opened so by another process, under the same URL.
+/// The pool that was opened so by another process, under the same URL, with its servers as they were. None where there is
+/// nothing to take over.
 ///
 /// # Errors
-/// As [`open`].
-pub fn take_over(url: &str, vault: &Vault) -> Result<Option<(Local, Refill)>, OpenError> {
-    Ok(match Url::parse(url)? {
-        Url::Local(config) => Some(Local::take_over(config, vault)),
-        _ => None,
-    })
+/// As [`open`]; and one line about a server that refuses, or that none is there.
+pub fn take_over(url: &str, vault: &Vault) -> Result<Option<TakenOver>, OpenError> {
+    let url = Url::parse(url)?;
+    if !lasts(&url) {
+        return Ok(None);
+    }
+    if let Url::Local(config) = url {
+        let (store, refill) = Local::take_over(config, vault);
+        return Ok(Some(TakenOver { store: Box::new(store), refill: Some(refill) }));
+    }
+    let Some(left) = Ledger::found(vault) else { return Ok(None) };
+    let store: Box<dyn Inheritance> = match url {
+        Url::Memcached(cache) => {
+            let memcached = || Memcached::new(names(&cache), cache.compression, cache.lossy);
+            Box::new(connect_again(left, cache.settings, None, memcached, vault)?)
+        }
+        Url::Redis(cache) => {
+            let redis = || Redis::new(names(&cache), cache.password.clone(), cache.compression, cache.lossy);
+            Box::new(connect_again(left, cache.settings, None, redis, vault)?)
+        }
+        Url::Tcp(Tcp { token_file, tls, settings, .. })
+        | Url::Etcd(Etcd { tcp: Tcp { token_file, tls, settings, .. }, .. }) => {
+            let token = token_file.as_deref().map(read_token).transpose()?.unwrap_or_default();
+            Box::new(connect_again(left, settings, tls.as_ref(), || tcp::Tcp::new(token.clone()), vault)?)
+        }
+        Url::Local(_) | Url::File(_) | Url::Emulated(_) => return Ok(None),
+    };
+    Ok(Some(TakenOver { store, refill: None }))
+}
+
+/// Whether another process can take such a pool over.
+fn lasts(url: &Url) -> bool {
+    let plain = |layer: &layer::Config, stripes: Option<Shape>| *layer == layer::Config::default() && stripes.is_none();
+    match url {
+        Url::Local(_) => true,
+        Url::Memcached(cache) | Url::Redis(cache) => plain(&cache.layer, cache.stripes),
+        Url::Tcp(tcp) | Url::Etcd(Etcd { tcp, .. }) => plain(&tcp.layer, tcp.stripes),
+        Url::File(_) | Url::Emulated(_) => false,
+    }
+}
+
+fn connect_again<P: Protocol>(
+    (ledger, notes): (Ledger, Vec<Note>),
+    settings: crate::remote::Settings,
+    tls: Option<&Tls>,
+    speak: impl Fn() -> P,
+    vault: &Vault,
+) -> Result<Remote<P>, OpenError> {
+    let tls = tls.map(Tls::read).transpose()?;
+    let resume = |note: Note| {
+        let unknown = || OpenError {
+            server: note.name.clone(),
+            kind: OpenErrorKind::Url,
+            text: "this server is written down, and its name makes no sense".into(),
+        };
+        let host = &Host::parse(&note.name, 0).ok_or_else(unknown)?;
+        let tls = tls.as_ref().map(|tls| tls.of(host)).transpose()?;
+        let peer = Peer { name: host.to_string(), addresses: hosts::resolve(host)?, protocol: speak(), tls };
+        Ok((peer, note))
+    };
+    let servers = notes.into_iter().map(resume).collect::<Result<_, OpenError>>()?;
+    Remote::take_over(ledger, servers, settings, vault)
 }
 
 fn connect<P: Protocol>(
@@ -106,6 +176,7 @@ fn connect<P: Protocol>(
     stripes: Option<Shape>,
     tls: Option<&Tls>,
     speak: impl Fn() -> P,
+    vault: Option<&Vault>,
 ) -> Result<Opened, OpenError> {
     let tls = tls.map(Tls::read).transpose()?;
     let peer = |host: &Host| {
@@ -113,7 +184,7 @@ fn connect<P: Protocol>(
         Ok(Peer { name: host.to_string(), addresses: hosts::resolve(host)?, protocol: speak(), tls })
     };
     let peers = hosts.iter().map(peer).collect::<Result<_, OpenError>>()?;
-    let remote = Remote::open(peers, settings)?;
+    let remote = Remote::open(peers, settings, vault)?;
     Ok(match stripes {
         None => Opened::new(remote),
         Some(shape) => Opened::new(Stripes::new(Box::new(remote.into_members()), shape)),

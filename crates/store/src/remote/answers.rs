@@ -27,6 +27,7 @@ impl<P: Protocol> Remote<P> {
         done: &mut dyn FnMut(Completion<'_>),
     ) -> Result<(), Refusal> {
         if !self.servers[at].is_ready() && self.servers[at].advance(self.poller.as_fd(), now)? {
+            self.write_down(at);
             self.give_up_forgotten(at, done);
         }
         let Self { servers, handles, ops, hash, scratch, declined, carriage, .. } = self;
@@ -124,7 +125,7 @@ fn put_done(
         handles.slot_mut(handle).state = State::Leaving;
         handles.push(leaving, handle);
     } else {
-        handles.slot_mut(handle).state = State::Kept;
+        handles.kept(handle);
         done(Completion::Put { handle, result: Ok(()) });
     }
 }

@@ -145,8 +145,7 @@ impl<P: Protocol> Remote<P> {
         let mut stray = (op.to, op.epoch);
         if slot.state == State::Kept && !self.handles.is_abandoned(op.handle) {
             stray = (slot.server, slot.epoch);
-            let slot = self.handles.slot_mut(op.handle);
-            (slot.server, slot.epoch) = (op.to, op.epoch);
+            self.handles.carried(op.handle, op.to, op.epoch);
         }
         self.stray(stray, op.handle);
         self.end_carriage(id);

@@ -4,6 +4,7 @@
 //! after everything under way for it has ended and the server has forgotten its page ([`State`]), so no late answer can
 //! be taken for a newer page's. Segments come from a reserve that [`Handles::top_up`] fills in idle moments.
 
+use super::ledger::{Entry, Ledger, Stage};
 use crate::{HANDLE_BITS, Handle};
 
 /// Slots in a segment: 64 KiB.
@@ -73,6 +74,8 @@ pub(crate) struct Handles {
     free: List,
     /// References held.
     pub(crate) references: u64,
+    /// For whoever takes over.
+    pub(crate) ledger: Option<Ledger>,
 }
 
 /// Handles in a row, linked through their slots.
@@ -97,11 +100,74 @@ impl List {
 impl Handles {
     /// None given yet; a reserve ready.
     pub(crate) fn new() -> Self {
-        // Room for all segments there can be: 2 MiB of addresses, of which only what is used becomes memory.
-        let segments = Vec::with_capacity(SEGMENTS_MAX);
-        let mut handles = Self { segments, reserve: Vec::with_capacity(RESERVE), free: List::default(), references: 0 };
+        let mut handles = Self {
+            // Room for all segments there can be: 2 MiB of addresses, of which only what is used becomes memory.
+            segments: Vec::with_capacity(SEGMENTS_MAX),
+            reserve: Vec::with_capacity(RESERVE),
+            free: List::default(),
+            references: 0,
+            ledger: None,
+        };
         while handles.top_up() {}
         handles
+    }
+
+    /// None given yet; all are written down.
+    pub(crate) fn lasting(ledger: Ledger) -> Self {
+        Self { ledger: Some(ledger), ..Self::new() }
+    }
+
+    /// What was left, without references: those pages that so many servers keep, and those that they may have. Both are to be
+    /// counted ([`Handles::count`]) or recycled.
+    pub(crate) fn take_over(ledger: Ledger, servers: usize) -> (Self, Vec<Handle>) {
+        let left: Vec<(Handle, Entry)> =
+            ledger.entries().filter(|(_, entry)| usize::from(entry.server) < servers).collect();
+        let mut handles = Self::lasting(ledger);
+        let most = left.last().map_or(0, |(handle, _)| handle.bits());
+        while handles.len() < most && handles.grow().is_some() {}
+        for &(handle, Entry { checksum, epoch, server, stage }) in &left {
+            let state = if stage == Stage::Kept { State::Kept } else { State::Putting };
+            *handles.slot_mut(handle) = Slot { checksum, epoch, server, state, ..Slot::default() };
+        }
+        let mut free = List::default();
+        for handle in (1..=handles.len()).rev().filter_map(Handle::from_bits) {
+            if handles.slot(handle).state == State::Free {
+                handles.push(&mut free, handle);
+            }
+        }
+        handles.free = free;
+        (handles, left.into_iter().map(|(handle, _)| handle).collect())
+    }
+
+    /// One more reference, of those that were found.
+    pub(crate) fn count(&mut self, handle: Handle) {
+        let slot = self.slot_mut(handle);
+        slot.references = slot.references.saturating_add(1);
+        self.references += 1;
+    }
+
+    /// The page is about to be sent to its server.
+    pub(crate) fn sent(&mut self, handle: Handle, epoch: u16) {
+        self.slot_mut(handle).epoch = epoch;
+        self.write_down(handle, Stage::Sent);
+    }
+
+    /// Its server keeps the page.
+    pub(crate) fn kept(&mut self, handle: Handle) {
+        self.slot_mut(handle).state = State::Kept;
+        self.write_down(handle, Stage::Kept);
+    }
+
+    /// Another server keeps it.
+    pub(crate) fn carried(&mut self, handle: Handle, server: u8, epoch: u16) {
+        let slot = self.slot_mut(handle);
+        (slot.server, slot.epoch) = (server, epoch);
+        self.write_down(handle, Stage::Kept);
+    }
+
+    fn write_down(&mut self, handle: Handle, stage: Stage) {
+        let Slot { checksum, epoch, server, .. } = *self.slot(handle);
+        self.ledger.iter_mut().for_each(|ledger| ledger.set(handle, Entry { checksum, epoch, server, stage }));
     }
 
     /// Fills up the reserve by one segment. Returns whether there is more to do.
@@ -164,6 +230,7 @@ impl Handles {
         let slot = self.slot_mut(handle);
         assert!(slot.references == 0 && slot.state != State::Free, "{handle:?} is not to be recycled: {slot:?}");
         *slot = Slot::default();
+        self.ledger.iter_mut().for_each(|ledger| ledger.clear(handle));
         let mut free = self.free;
         self.push(&mut free, handle);
         self.free = free;

@@ -12,6 +12,8 @@ mod answers;
 mod connection;
 mod evacuate;
 pub(crate) mod handles;
+mod inherit;
+pub(crate) mod ledger;
 mod members;
 pub(crate) mod names;
 mod ops;
@@ -34,9 +36,11 @@ use spillway_wire::tls;
 
 use crate::hash::PageHash;
 use crate::pool::{OpenError, OpenErrorKind};
+use crate::vault::Vault;
 use crate::{Completion, Got, Handle, Prepared, Preparer, Put, Status, Store, StoreError, Urgency};
 use evacuate::Carriage;
 use handles::{Handles, Slot, State};
+use ledger::Ledger;
 use ops::{Kind, OpId, Ops, Stage};
 use protocol::Protocol;
 use server::Server;
@@ -86,6 +90,8 @@ pub(crate) struct Remote<P: Protocol> {
     /// Wakes up for whoever places chunks, at a time that is set.
     alarm: OwnedFd,
     alarm_at: Option<Instant>,
+    /// What was found, until its references are counted.
+    left: Vec<Handle>,
 }
 
 /// Who says where a page goes.
@@ -107,9 +113,30 @@ pub(crate) struct Peer<P> {
 }
 
 impl<P: Protocol> Remote<P> {
-    /// Connects to all servers; waits until each has answered, or one has failed.
-    pub(crate) fn open(peers: Vec<Peer<P>>, settings: Settings) -> Result<Self, OpenError> {
+    /// Connects to all servers; waits until each has answered, or one has failed. Whatever must be known to take over is kept in
+    /// the vault, if there is one.
+    pub(crate) fn open(peers: Vec<Peer<P>>, settings: Settings, vault: Option<&Vault>) -> Result<Self, OpenError> {
         let now = Instant::now();
+        let hash = PageHash::sole_evidence();
+        let ledger = vault.and_then(|vault| {
+            vault.set_secrets(hash.secrets());
+            let ledger = Ledger::new(vault)?;
+            ledger.set_servers(peers.len());
+            Some(ledger)
+        });
+        let servers = peers.into_iter().map(|peer| Server::new(peer, now)).collect();
+        let mut remote = Self::of(servers, ledger.map_or_else(Handles::new, Handles::lasting), hash, settings, now)?;
+        remote.wait_until_ready(now + remote.at_most(GREETING_MAX))?;
+        Ok(remote)
+    }
+
+    fn of(
+        servers: Vec<Server<P>>,
+        handles: Handles,
+        hash: PageHash,
+        settings: Settings,
+        now: Instant,
+    ) -> Result<Self, OpenError> {
         let poller = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(OpenError::system)?;
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         let timer = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags).map_err(OpenError::system)?;
@@ -118,13 +145,12 @@ impl<P: Protocol> Remote<P> {
             epoll::add(&poller, timer, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
                 .map_err(OpenError::system)?;
         }
-        let servers = peers.into_iter().map(|peer| Server::new(peer, now));
         let mut remote = Self {
             settings,
-            hash: PageHash::sole_evidence(),
-            handles: Handles::new(),
+            hash,
+            handles,
             ops: Ops::new(),
-            servers: servers.collect(),
+            servers,
             poller,
             timer,
             tick: Duration::ZERO,
@@ -136,9 +162,9 @@ impl<P: Protocol> Remote<P> {
             carriage: Carriage::new(now),
             alarm,
             alarm_at: None,
+            left: Vec::new(),
         };
         remote.set_tick(TICK_TROUBLED);
-        remote.wait_until_ready(now + remote.at_most(GREETING_MAX))?;
         Ok(remote)
     }
 

@@ -24,6 +24,19 @@ impl Names {
         Self { prefix }
     }
 
+    /// The prefix.
+    pub(crate) fn prefix(&self) -> &[u8] {
+        self.prefix.as_bytes()
+    }
+
+    /// With a prefix that another process had.
+    pub(crate) fn again(prefix: &[u8]) -> Option<Self> {
+        let fits = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(byte);
+        let good = !prefix.is_empty() && prefix.len() <= PREFIX_BYTES_MAX && prefix.iter().all(fits);
+        let prefix = String::from_utf8(prefix.to_vec()).ok().filter(|_| good)?;
+        Some(Self { prefix })
+    }
+
     /// Writes a name into `buffer`.
     pub(crate) fn write<'a>(&self, name: Name, buffer: &'a mut [u8; PREFIX_BYTES_MAX + REST_BYTES_MAX]) -> &'a [u8] {
         let mut rest = &mut buffer[..];

@@ -138,6 +138,10 @@ pub(crate) trait Protocol: Send + 'static {
     /// Whether servers forget by themselves what a pager that ended has left there.
     const FORGETS: bool;
 
+    /// By what the server knows this pager and the pages that it has put: at most [`super::ledger::IDENTITY_BYTES_MAX`].
+    fn identity(&self) -> Vec<u8>;
+    /// This is the pager that had this identity. False when that makes no sense.
+    fn resume(&mut self, identity: &[u8]) -> bool;
     /// The next connection is under TLS, and this is what its two ends know. Called before [`Protocol::greet`].
     fn bind(&mut self, _channel: Channel) {}
     /// A new connection: forgets the old one, and says what is to be said first.

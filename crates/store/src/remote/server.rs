@@ -14,6 +14,7 @@ use spillway_wire::tls;
 use super::Peer;
 use super::connection::{Buffers, Connection};
 use super::handles::{Handles, List};
+use super::ledger::Note;
 use super::ops::{Kind, OpId, Ops, Queues, Stage};
 use super::protocol::{BATCH_MAX, Grant, Greeting, Name, Parcel, Protocol, Refusal};
 use super::refusals::{ended, silent, unreachable};
@@ -121,6 +122,23 @@ impl<P: Protocol> Server<P> {
             pause: PAUSE_MIN,
             failure: None,
         }
+    }
+
+    /// The same for a server that another process has left so.
+    pub(crate) fn resume(peer: Peer<P>, note: &Note, now: Instant) -> Self {
+        let mut server = Self::new(peer, now);
+        (server.epoch, server.valid_since) = (note.epoch, note.valid_since);
+        if !server.protocol.resume(&note.identity) {
+            // Nothing there can be asked for.
+            server.valid_since = server.epoch.saturating_add(1);
+        }
+        server
+    }
+
+    /// How it is now, for whoever takes over.
+    pub(crate) fn note(&self) -> Note {
+        let (name, identity) = (self.name.clone(), self.protocol.identity());
+        Note { name, epoch: self.epoch, valid_since: self.valid_since, identity }
     }
 
     pub(crate) fn is_ready(&self) -> bool {
@@ -386,7 +404,7 @@ impl<P: Protocol> Server<P> {
             if op.carries {
                 op.epoch = self.epoch;
             } else {
-                handles.slot_mut(op.handle).epoch = self.epoch;
+                handles.sent(op.handle, self.epoch);
             }
             chosen[count] = (buffer, Name { epoch: self.epoch, handle: op.handle.bits() });
             items[count] = Asked::Put(id);

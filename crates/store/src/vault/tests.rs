@@ -1,6 +1,6 @@
 use super::*;
 use crate::local::{Config, Local};
-use crate::{Got, Handle, Put, Store, Urgency};
+use crate::{Got, Handle, Inheritance, Put, Store, Urgency};
 
 fn page(n: u64) -> Page {
     let mut page = [0; PAGE_BYTES];

@@ -1,0 +1,85 @@
+//! Taking over what another process has put at servers: what is in the ledger, as far as the servers still have it.
+
+use std::os::fd::AsFd;
+use std::time::Instant;
+
+use super::handles::{Handles, State};
+use super::ledger::{Ledger, Note};
+use super::protocol::Protocol;
+use super::server::Server;
+use super::{GREETING_MAX, Peer, Remote, Settings, TICK_TROUBLED, wait};
+use crate::hash::PageHash;
+use crate::pool::{OpenError, OpenErrorKind};
+use crate::vault::Vault;
+use crate::{Handle, Inheritance, Store};
+
+impl<P: Protocol> Remote<P> {
+    /// Connects to the servers as the process that was there before, in their order. Those that are away may come back later, but
+    /// one must be there, and one that refuses is an error.
+    pub(crate) fn take_over(
+        ledger: Ledger,
+        servers: Vec<(Peer<P>, Note)>,
+        settings: Settings,
+        vault: &Vault,
+    ) -> Result<Self, OpenError> {
+        let now = Instant::now();
+        let hash = PageHash::with_secrets(vault.secret(0), Some(vault.secret(1)));
+        let (handles, left) = Handles::take_over(ledger, servers.len());
+        let servers = servers.into_iter().map(|(peer, note)| Server::resume(peer, &note, now)).collect();
+        let mut remote = Self::of(servers, handles, hash, settings, now)?;
+        remote.left = left;
+        let until = now + remote.at_most(GREETING_MAX);
+        while !remote.servers.iter().all(Server::is_ready) {
+            Store::progress(&mut remote, &mut |_| {});
+            let refusal = |server: &Server<P>| {
+                let (kind, text) = server.failure.clone()?;
+                Some(OpenError { server: server.name.clone(), kind, text })
+            };
+            let refusals = remote.servers.iter().filter_map(refusal);
+            let (away, refused): (Vec<_>, Vec<_>) =
+                refusals.partition(|refusal| refusal.kind == OpenErrorKind::Unreachable);
+            if let Some(refusal) = refused.into_iter().next() {
+                return Err(refusal);
+            }
+            if Instant::now() > until {
+                let silent = || OpenError {
+                    server: remote.servers[0].name.clone(),
+                    kind: OpenErrorKind::Unreachable,
+                    text: "it does not answer: see whether it is overloaded, stopped, or cut off".into(),
+                };
+                let any = remote.servers.iter().any(Server::is_ready);
+                return if any { Ok(remote) } else { Err(away.into_iter().next().unwrap_or_else(silent)) };
+            }
+            wait(remote.poller.as_fd(), TICK_TROUBLED);
+        }
+        Ok(remote)
+    }
+
+    /// How a server is from now on, for whoever takes over. Nothing was put on its present connection yet.
+    pub(super) fn write_down(&mut self, at: usize) {
+        if let Some(ledger) = &self.handles.ledger {
+            ledger.set_note(at, &self.servers[at].note());
+        }
+    }
+}
+
+impl<P: Protocol> Inheritance for Remote<P> {
+    fn has(&self, handle: Handle) -> bool {
+        handle.bits() <= self.handles.len() && {
+            let slot = self.handles.slot(handle);
+            slot.state == State::Kept && self.servers[usize::from(slot.server)].has(slot.epoch)
+        }
+    }
+
+    fn count(&mut self, handle: Handle) {
+        self.handles.count(handle);
+    }
+
+    fn all_counted(&mut self) {
+        for handle in std::mem::take(&mut self.left) {
+            if self.handles.is_abandoned(handle) {
+                self.leave(handle);
+            }
+        }
+    }
+}
