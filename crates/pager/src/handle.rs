@@ -280,8 +280,21 @@ impl Pager {
     /// # Errors
     /// When the target's own memory limit leaves no room; everything stays managed then.
     pub fn detach(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<(), Error> {
+        let result = self.hear_departure(Request::Release, progress);
+        if let Some(Ok(())) = result {
+            self.released.store(true, Relaxed);
+        }
+        result.unwrap_or(Ok(()))
+    }
+
+    /// Asks for a departure, and tells of its progress; none where nobody is left to answer.
+    fn hear_departure(
+        &self,
+        request: impl FnOnce(Sender<Departure>) -> Request,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Option<Result<(), Error>> {
         let (reply, answer) = channel();
-        let _ = self.requests.send(Request::Release(reply));
+        let _ = self.requests.send(request(reply));
         let mut all = 0;
         for step in answer {
             match step {
@@ -289,16 +302,10 @@ impl Pager {
                     all = all.max(left);
                     progress(all - left, all);
                 }
-                Departure::Done(result) => {
-                    if result.is_ok() {
-                        progress(all, all);
-                        self.released.store(true, Relaxed);
-                    }
-                    return result;
-                }
+                Departure::Done(result) => return Some(result.inspect(|()| progress(all, all))),
             }
         }
-        Ok(())
+        None
     }
 
     /// Whether any managed or watched process is left.
