@@ -4,7 +4,7 @@ mod trees;
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
@@ -14,7 +14,7 @@ use spillway_core::pager::Budget;
 use spillway_core::policy::Settings;
 use spillway_core::shares::Share;
 
-use crate::driver::{Command, Driver};
+use crate::driver::{Command, Driver, Wires};
 use crate::error::Error;
 use crate::estate::Estate;
 use crate::handed::Placed;
@@ -94,20 +94,14 @@ impl Pager {
         let Options { local, replacement, store, on_pager_death, recording, lasting } = options;
         let estate = lasting.map(|LastingPool { vault, url }| {
             let estate = Estate::new(vault);
-            estate.set_local(local);
-            estate.set_settings(replacement);
-            let own = std::process::id().cast_signed();
-            estate.set_pager(own, procfs::stat(own).map_or(0, |stat| stat.started));
+            estate.claim(local, replacement);
             (estate.set_pool(&url), estate)
         });
         // A pool that cannot be named cannot be taken over.
         let estate = estate.and_then(|(named, estate)| named.then_some(estate));
         let make = {
             let estate = estate.clone();
-            move |budget, orders, bell, reports, shared| {
-                let driver = Driver::new(budget, replacement, store, estate, orders, bell, reports, shared);
-                Ok(driver.record(recording))
-            }
+            move |budget, wires| Ok(Driver::new(budget, replacement, store, estate, wires).record(recording))
         };
         Self::begin(root, parent, on_pager_death, local, replacement, estate, make)
     }
@@ -126,18 +120,13 @@ impl Pager {
         let (root, estate, heirs) = remains.into_parts();
         let is_daemon = estate.is_daemon();
         let next_tree = heirs.iter().map(|heir| heir.found.tree.0 + 1).max().unwrap_or(0);
-        let own = std::process::id().cast_signed();
         let inherited: Result<Vec<Inherited>, Error> = heirs.iter().map(Inherited::of).collect();
         let inherited = inherited?;
         let make = {
             let estate = estate.clone();
-            move |budget, orders, bell, reports, shared| {
-                Driver::take_over(budget, replacement, store, estate, heirs, orders, bell, reports, shared)
-            }
+            move |budget, wires| Driver::take_over(budget, replacement, store, estate, heirs, wires)
         };
-        estate.set_pager(own, procfs::stat(own).map_or(0, |stat| stat.started));
-        estate.set_local(local);
-        estate.set_settings(replacement);
+        estate.claim(local, replacement);
         let root = if is_daemon { 0 } else { root };
         let mut pager = Self::begin(root, None, OnPagerDeath::HoldTarget, local, replacement, Some(estate), make)?;
         pager.next_tree = AtomicU32::new(next_tree);
@@ -154,9 +143,7 @@ impl Pager {
         local: Local,
         replacement: Settings,
         estate: Option<Estate>,
-        make: impl FnOnce(Budget, Receiver<Command>, Arc<Bell>, Sender<Request>, Arc<Shared>) -> Result<Driver, Error>
-        + Send
-        + 'static,
+        make: impl FnOnce(Budget, Wires) -> Result<Driver, Error> + Send + 'static,
     ) -> Result<Self, Error> {
         let system = |what| move |error| Error::System { what, error };
         // Without the right to lock memory the pager still works, and `doctor` says what that costs.
@@ -167,13 +154,14 @@ impl Pager {
         let trees = Trees::default();
         let (commands, orders) = channel();
         let (requests, inbox) = channel();
-        let reports = requests.clone();
+        let wires =
+            Wires { commands: orders, bell: Arc::clone(&bell), reports: requests.clone(), shared: Arc::clone(&shared) };
 
         let (ready, begun) = channel();
-        let (budget, ringing, publishing) = (budget(local), Arc::clone(&bell), Arc::clone(&shared));
+        let budget = budget(local);
         thread::Builder::new()
             .name("faults".into())
-            .spawn(move || match make(budget, orders, ringing, reports, publishing) {
+            .spawn(move || match make(budget, wires) {
                 Ok(driver) => {
                     let _ = ready.send(Ok(()));
                     driver.run();

@@ -4,28 +4,24 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Acquire;
-use std::sync::mpsc::{Receiver, Sender};
 
 use spillway_core::evict::{Bytes, Captured, Run};
 use spillway_core::page::State;
 use spillway_core::pager::{Budget, Config, Pager, Stop};
 use spillway_core::policy::Settings;
 use spillway_core::{PAGE_BYTES_U64, Span, TargetId};
-use spillway_store::Local;
+use spillway_store::{Handle, Local};
 
 use super::hands::to_handle;
 use super::moved::Moved;
-use super::{BUFFERS, Command, Driver};
+use super::{BUFFERS, Driver, Wires};
 use crate::adopt::Agent;
 use crate::error::Error;
 use crate::estate::{Estate, Found, Stage};
-use crate::shared::Shared;
-use crate::sys::fd::Bell;
 use crate::sys::message::MESSAGES;
 use crate::sys::uffd::{Message, Uffd};
 use crate::tally::Tally;
 use crate::target::Target;
-use crate::watcher::Request;
 
 /// A target that was found, with its agent, which has nothing to do.
 pub struct Heir {
@@ -44,17 +40,13 @@ impl Driver {
     ///
     /// # Errors
     /// When what was left cannot be read; the targets wait on.
-    #[expect(clippy::too_many_arguments, reason = "what it is made of")]
     pub fn take_over(
         budget: Budget,
         replacement: Settings,
         mut store: Local,
         estate: Estate,
         heirs: Vec<Heir>,
-        commands: Receiver<Command>,
-        bell: Arc<Bell>,
-        reports: Sender<Request>,
-        shared: Arc<Shared>,
+        wires: Wires,
     ) -> Result<Self, Error> {
         let config = Config { budget, buffers: BUFFERS, write_batch: 1 };
         let batches: Vec<Run> =
@@ -63,13 +55,14 @@ impl Driver {
         let core = Pager::take_over(
             config,
             estate.vault().lasting(),
-            |handle| to_handle_if(handle).is_some_and(|handle| store.has(handle)),
+            // The table may hold anything.
+            |bits| Handle::from_bits(bits.get()).is_some_and(|handle| store.has(handle)),
             unread,
         );
         let core = core.map_err(Error::Unreadable)?;
         core.each_handle(|handle| store.count(to_handle(handle)));
         store.all_counted();
-        let mut driver = Self::with(core, replacement, Box::new(store), Some(estate), commands, bell, reports, shared);
+        let mut driver = Self::with(core, replacement, Box::new(store), Some(estate), wires);
         let known: Vec<TargetId> = heirs.iter().map(|heir| heir.found.id).collect();
         for id in (0..driver.core.targets()).map(TargetId).filter(|id| !known.contains(id)) {
             driver.core.ended(id);
@@ -214,9 +207,4 @@ impl Driver {
             }
         }
     }
-}
-
-/// The table may hold anything.
-fn to_handle_if(bits: spillway_core::page::HandleBits) -> Option<spillway_store::Handle> {
-    spillway_store::Handle::from_bits(bits.get())
 }
