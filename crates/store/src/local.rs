@@ -122,12 +122,7 @@ impl Local {
 
     /// Every reference was counted: what has none is given up.
     pub fn all_counted(&mut self) {
-        for (handle, slot) in self.slots.drop_unnamed() {
-            self.arena.free(slot.place);
-            if let Some(index) = &mut self.index {
-                index.remove(slot.hash, handle);
-            }
-        }
+        self.slots.drop_unnamed().into_iter().for_each(|(handle, slot)| self.forget(handle, slot));
     }
 
     fn in_memory(config: Config, hash: PageHash, vault: Option<&Vault>) -> (Self, Refill) {
@@ -200,6 +195,14 @@ impl Local {
     /// Frees an object, as soon as that may be.
     fn release(&mut self, place: Place) {
         if self.is_lent() { self.limbo.push(place) } else { self.arena.free(place) }
+    }
+
+    /// Nobody refers to this page any more.
+    fn forget(&mut self, handle: Handle, slot: Slot) {
+        self.release(slot.place);
+        if let Some(index) = &mut self.index {
+            index.remove(slot.hash, handle);
+        }
     }
 
     fn find_twin(&self, hash: u64, page: &Page) -> Option<Handle> {
@@ -357,10 +360,7 @@ impl Store for Local {
     fn free(&mut self, handle: Handle) {
         self.references -= 1;
         if let Some(slot) = self.slots.release(handle) {
-            self.release(slot.place);
-            if let Some(index) = &mut self.index {
-                index.remove(slot.hash, handle);
-            }
+            self.forget(handle, slot);
         }
     }
 
