@@ -12,6 +12,7 @@ use crate::service::{Paging, Service};
 use crate::{local, say, sys};
 use serde_json::{Value, json};
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -52,9 +53,9 @@ pub(crate) fn listen<P: Paging + 'static>(listener: UnixListener, service: Arc<S
 }
 
 fn admit<P: Paging + 'static>(stream: UnixStream, service: &Arc<Service<P>>, serving: &Arc<AtomicUsize>) {
-    let Ok(peer) = sys::peer_uid(&stream) else { return };
+    let Ok(peer) = spillway_pager::peer(stream.as_fd()) else { return };
     let Ok(mut lines) = Lines::new(stream) else { return };
-    if peer != 0 && peer != sys::effective_uid() {
+    if peer.uid != 0 && peer.uid != sys::effective_uid() {
         let _ = lines.send(&Reply::Error("this pager belongs to another user: try as root".into()));
         return;
     }

@@ -22,7 +22,7 @@ pub(crate) use place::path;
 use spillway_core::policy::Settings;
 use spillway_core::size::Bytes;
 use spillway_pager::{Local, OnPagerDeath, Options, Pager, Remains};
-use spillway_store::vault::VERSION;
+use spillway_store::vault::{VERSION, host_memory_bytes};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -111,12 +111,9 @@ fn read(path: &Path) -> Result<Config, Failure> {
 /// The bytes that a share of this host's memory is: a daemon's budget does not follow what its targets touch.
 pub(crate) fn of_host(local: Local) -> Result<Local, Failure> {
     let Local::Percent(percent) = local else { return Ok(local) };
-    let total = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
-        let line = text.lines().find(|line| line.starts_with("MemTotal:"))?;
-        line.split_ascii_whitespace().nth(1)?.parse::<u64>().ok()
-    });
-    let total = total.ok_or_else(|| Failure::refused("/proc/meminfo tells no MemTotal: give a size, such as 8G"))?;
-    Ok(Local::Bytes((total << 10) / 100 * u64::from(percent)))
+    let total = host_memory_bytes()
+        .map_err(|_| Failure::refused("/proc/meminfo tells no MemTotal: give a size, such as 8G"))?;
+    Ok(Local::Bytes(total / 100 * u64::from(percent)))
 }
 
 fn start(said: &Said) -> Result<(Pager, String, String), Failure> {

@@ -9,8 +9,10 @@ use crate::failure::Failure;
 use crate::lines::Lines;
 use crate::service::Listing;
 use crate::{say, sys};
+use spillway_pager::peer;
 use std::fs;
 use std::io::{self, ErrorKind};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -158,7 +160,7 @@ pub(crate) fn daemon() -> Result<Option<Found>, Failure> {
         Err(error) => return Err(refused(&format!("cannot be asked ({})", say::error(&error)))),
         Ok(stream) => stream,
     };
-    let owner = sys::peer_uid(&stream).unwrap_or(u32::MAX);
+    let owner = peer(stream.as_fd()).map_or(u32::MAX, |peer| peer.uid);
     if owner != 0 && owner != sys::effective_uid() {
         return Err(refused("is another user's"));
     }
@@ -188,7 +190,7 @@ fn question(path: PathBuf, owner: u32) -> Option<Found> {
         }
         stream => stream.ok()?,
     };
-    if sys::peer_uid(&stream).ok()? != owner {
+    if peer(stream.as_fd()).ok()?.uid != owner {
         return None;
     }
     ask_who(stream)

@@ -354,14 +354,3 @@ pub(crate) fn effective_uid() -> u32 {
     // SAFETY: takes and returns numbers.
     unsafe { libc::geteuid() }
 }
-
-/// The user at the other end of a socket.
-pub(crate) fn peer_uid(stream: &UnixStream) -> io::Result<u32> {
-    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    let mut length = libc::socklen_t::try_from(size_of_val(&peer)).unwrap_or(0);
-    let into = (&raw mut peer).cast();
-    // SAFETY: `into` points to `length` writable bytes.
-    let done =
-        unsafe { libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, into, &raw mut length) };
-    if done == 0 { Ok(peer.uid) } else { Err(io::Error::last_os_error()) }
-}

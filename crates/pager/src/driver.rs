@@ -17,6 +17,8 @@ mod moved;
 mod reader;
 mod register;
 mod release;
+mod serve;
+mod start;
 mod takeover;
 mod tape;
 
@@ -25,32 +27,27 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, Sender};
 
-use spillway_core::pager::{Budget, Config, Outcome, Pager, Plan, Served, Stop};
-use spillway_core::policy::{Kind, Settings};
+use spillway_core::TargetId;
+use spillway_core::pager::Pager;
 use spillway_core::streams::BLOCK_PAGES_MAX;
-use spillway_core::{Span, TargetId};
-use spillway_store::{Store, Urgency};
 
 use crate::access::Access;
-use crate::estate::Estate;
 use crate::placement::Placement;
-use crate::recording::Recording;
 use crate::shared::Shared;
 use crate::sys::clock::now_ns;
 use crate::sys::fd::{Bell, Heard, poll, readable, receive_byte};
 use crate::sys::message::MESSAGES;
-use crate::sys::sched::{Class, Cpus, set_class, thread_id};
 use crate::sys::uffd::{Event, Message};
-use crate::tally::Tally;
 use crate::target::{Flight, Target, Waiting};
 use crate::watcher::Request;
 
 pub use commands::{Command, Homeward, Report};
 use departure::Leaving;
-use eviction::{OVERDRAFT_PAGES, WRITES_PER_TURN, Yield};
+use eviction::{WRITES_PER_TURN, Yield};
 use hands::{Hands, index, to_handle};
 use journeys::Journeys;
 use release::Release;
+pub use start::Wires;
 pub use takeover::Heir;
 use tape::Tape;
 
@@ -112,78 +109,6 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// A driver without targets, to be run on the thread that makes it.
-    #[expect(clippy::too_many_arguments, reason = "what it is made of")]
-    pub fn new(
-        budget: Budget,
-        replacement: Settings,
-        store: Box<dyn Store>,
-        estate: Option<Estate>,
-        commands: Receiver<Command>,
-        bell: Arc<Bell>,
-        reports: Sender<Request>,
-        shared: Arc<Shared>,
-    ) -> Self {
-        let journeys = Journeys::new(store.as_ref());
-        let write_batch = if journeys.are_possible() { WRITE_BATCH } else { 1 };
-        let config = Config { budget, buffers: BUFFERS, write_batch };
-        let core = match &estate {
-            Some(estate) => Pager::lasting(config, estate.vault().lasting()),
-            None => Pager::new(config),
-        };
-        Self::with(core, replacement, store, estate, commands, bell, reports, shared)
-    }
-
-    /// A driver around this core.
-    #[expect(clippy::too_many_arguments, reason = "what it is made of")]
-    fn with(
-        core: Pager,
-        replacement: Settings,
-        store: Box<dyn Store>,
-        estate: Option<Estate>,
-        commands: Receiver<Command>,
-        bell: Arc<Bell>,
-        reports: Sender<Request>,
-        shared: Arc<Shared>,
-    ) -> Self {
-        shared.thread.store(thread_id(), Relaxed);
-        let follow = std::env::var_os("SPILLWAY_PLACEMENT").is_none_or(|value| value != "off");
-        let journeys = Journeys::new(store.as_ref());
-        let mut driver = Self {
-            tape: None,
-            core,
-            journeys,
-            hands: Hands::new(store, BUFFERS, estate, Arc::clone(&bell)),
-            targets: Vec::new(),
-            access: None,
-            commands,
-            bell,
-            reports,
-            shared,
-            placement: Placement::new(follow),
-            polled: Vec::new(),
-            release: None,
-            leaving: Vec::new(),
-            slept: false,
-            unpolled: UNPOLLED_MAX,
-            dry: true,
-            untidy: false,
-            yields: Yield::default(),
-            awaits_agent: false,
-            awaits_store: false,
-            succeeds: false,
-        };
-        driver.set_replacement(replacement);
-        driver.core.restock();
-        driver
-    }
-
-    /// The same, recording what happens, if that is asked for.
-    pub fn record(mut self, recording: Option<Recording>) -> Self {
-        self.tape = recording.map(|recording| Tape::begin(recording, &mut self.core));
-        self
-    }
-
     /// Serves until every sender of commands is gone.
     pub fn run(mut self) {
         loop {
@@ -220,10 +145,8 @@ impl Driver {
     /// Reads and serves what events there are, without asking first whether there are any: on one CPU the faulting thread
     /// has raised its next fault by the time this thread runs again. That saves a system call for each.
     fn serve_at_once(&mut self) -> bool {
-        if self.dry || self.unpolled >= UNPOLLED_MAX || self.journeys.are_under_way() || self.release.is_some() {
-            return false;
-        }
-        if !self.leaving.is_empty() {
+        let letting_go = self.release.is_some() || !self.leaving.is_empty();
+        if self.dry || self.unpolled >= UNPOLLED_MAX || self.journeys.are_under_way() || letting_go {
             return false;
         }
         let mut there = (0..self.targets.len()).filter(|&at| self.targets[at].is_some());
@@ -366,138 +289,6 @@ impl Driver {
         count
     }
 
-    fn note_thread(&mut self, at: usize, thread: i32) {
-        let Some(target) = &mut self.targets[at] else { return };
-        if target.pid == 0 {
-            // Reported once; the scanner answers by equipping the target or not.
-            target.pid = -1;
-            let _ = self.reports.send(Request::Report(Report::Thread(target.id, thread)));
-        }
-        let slept = std::mem::take(&mut self.slept);
-        if target.pid > 0 && thread != 0 && self.placement.note(target.pid, thread, slept, &self.shared) {
-            self.place_agents();
-        }
-    }
-
-    /// Agents run where and as the fault thread runs.
-    fn place_agents(&self) {
-        let cpus = match self.placement.followed() {
-            Some(cpu) => Ok(Cpus::one(cpu)),
-            None => Cpus::of(0),
-        };
-        let Ok(cpus) = cpus else { return };
-        let class = if self.shared.idle.load(Relaxed) { Class::Idle } else { Class::Normal };
-        for agent in self.targets.iter().flatten().filter_map(|target| target.agent.as_ref()) {
-            // A failure leaves it where it is, which is slower and not wrong.
-            let _ = cpus.confine(agent.thread);
-            let _ = set_class(agent.thread, class);
-        }
-    }
-
-    /// Serves a fault, or lets it wait.
-    fn serve(&mut self, at: usize, fault: Waiting) {
-        let Some(target) = &mut self.targets[at] else { return };
-        if !target.may_serve() {
-            target.waiting.push(fault);
-            return;
-        }
-        if target.is_agent_at_work(fault.thread) {
-            // Nothing can be captured before it is done: it must not wait for room.
-            self.core.set_overdraft(OVERDRAFT_PAGES);
-        }
-        let mut plan = self.core.fault(target.id, fault.address);
-        if target.handed && matches!(plan, Plan::Zero { page: None, .. }) {
-            // Registered, and not among what was handed over: it may be zeros, and it may be anything.
-            plan = Plan::Lost { address: fault.address };
-        }
-        if self.journeys.are_possible() && matches!(plan, Plan::Fetch { .. }) {
-            return self.ask_for(at, plan, fault);
-        }
-        // What the stream will want next comes first: once the faulting thread runs, it would fault on it.
-        while let Some(plan) = self.core.ahead() {
-            let (plan, outcome) = self.hands.perform(plan, fault.write, target, &mut self.core);
-            self.core.installed_ahead(plan, outcome);
-        }
-        let (plan, outcome) = self.hands.perform(plan, fault.write, target, &mut self.core);
-        let served = self.core.installed(plan, outcome);
-        if outcome.stop == Some(Stop::Exists) && matches!(plan, Plan::Zero { page: Some(_), .. }) {
-            self.found_by_fault(at, fault.address);
-        }
-        let Some(target) = &mut self.targets[at] else { return };
-        match served {
-            Served::Yes => {}
-            Served::Wake => {
-                let _ = target.uffd.wake(Span::of_pages(fault.address, 1));
-            }
-            Served::Later => {
-                target.waiting.push(fault);
-                return;
-            }
-        }
-        let served_ns = now_ns();
-        self.shared.histogram.record(served_ns - fault.since_ns);
-        target.tally.histogram.record(served_ns - fault.since_ns);
-        if matches!(plan, Plan::Fetch { .. }) {
-            Tally::add(&target.tally.fetched_pages, outcome.done);
-        }
-        if let Some(tape) = &mut self.tape {
-            tape.fault(plan, fault, served_ns);
-        }
-        if matches!(plan, Plan::Zero { page: None, .. }) {
-            let _ = self.reports.send(Request::Report(Report::Rescan(target.id)));
-        }
-    }
-
-    /// Asks a store that answers later for what a fault needs, and then for what its stream will want.
-    fn ask_for(&mut self, at: usize, plan: Plan, fault: Waiting) {
-        if !self.journeys.have_room() {
-            let outcome = Outcome { done: 0, stop: Some(Stop::Changing) };
-            self.core.installed(plan, outcome);
-            if let Some(target) = &mut self.targets[at] {
-                target.waiting.push(fault);
-            }
-            return;
-        }
-        self.fetch(at, plan, Some(fault), Urgency::Demand);
-        while self.journeys.have_room()
-            && let Some(plan) = self.core.ahead()
-        {
-            self.fetch(at, plan, None, Urgency::Prefetch);
-        }
-    }
-
-    fn add(&mut self, target: Target) {
-        let at = target.id.0 as usize;
-        if self.targets.len() <= at {
-            self.targets.resize_with(at + 1, || None);
-        }
-        self.watch(target.id, target.agent.as_ref().map(|agent| agent.pid));
-        self.targets[at] = Some(target);
-    }
-
-    /// Its access bits are looked at from now on, where they can be.
-    fn watch(&mut self, target: TargetId, pid: Option<i32>) {
-        if let (Some(access), Some(pid)) = (&mut self.access, pid) {
-            // Without, its pages leave in turn.
-            let _ = access.add(target, pid);
-        }
-    }
-
-    /// Other replacement settings; access bits are looked at from now on where those need them, and no more where they do not.
-    fn set_replacement(&mut self, settings: Settings) {
-        self.core.set_replacement(settings);
-        if settings.policy != Kind::Nru {
-            self.access = None;
-        } else if self.access.is_none() {
-            self.access = Access::open().ok();
-            for at in 0..self.targets.len() {
-                let Some(target) = &self.targets[at] else { continue };
-                self.watch(target.id, target.agent.as_ref().map(|agent| agent.pid));
-            }
-        }
-        self.shared.access_bits.store(self.access.is_some(), Relaxed);
-    }
-
     fn hear_agent(&mut self, at: usize) {
         let Some(target) = &mut self.targets[at] else { return };
         let Some(agent) = &target.agent else { return };
@@ -574,27 +365,6 @@ impl Driver {
         for _ in 0..most {
             if !self.write_one(false) {
                 break;
-            }
-        }
-    }
-
-    fn retry_waiting(&mut self) {
-        for at in 0..self.targets.len() {
-            self.settle_at_rest(at);
-            self.settle_doubts(at);
-            let Some(target) = &mut self.targets[at] else { continue };
-            if target.waiting.is_empty() || !target.may_serve() {
-                continue;
-            }
-            // Taken out and put back, so that its capacity is kept.
-            let mut waiting = std::mem::take(&mut target.waiting);
-            for &fault in &waiting {
-                self.serve(at, fault);
-            }
-            waiting.clear();
-            if let Some(target) = &mut self.targets[at] {
-                waiting.append(&mut target.waiting);
-                target.waiting = waiting;
             }
         }
     }

@@ -15,6 +15,7 @@ use spillway_store::vault::{PRIVATE_WORDS, Vault};
 
 use crate::Local;
 use crate::adopt::Agent;
+use crate::procfs;
 use crate::sys::agent::{BATCH_PAGES, Layout};
 use crate::sys::message::MESSAGES;
 use crate::tally::Tally;
@@ -136,8 +137,15 @@ impl Estate {
         self.words[at].load(Acquire)
     }
 
-    /// Who serves from now on.
-    pub fn set_pager(&self, pid: i32, started: u64) {
+    /// This process serves from now on, with this budget and these settings.
+    pub fn claim(&self, local: Local, settings: Settings) {
+        let own = std::process::id().cast_signed();
+        self.set_pager(own, procfs::stat(own).map_or(0, |stat| stat.started));
+        self.set_local(local);
+        self.set_settings(settings);
+    }
+
+    fn set_pager(&self, pid: i32, started: u64) {
         self.set(STARTED, started);
         self.set(PAGER, pair(pid, 0));
     }

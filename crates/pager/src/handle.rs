@@ -4,7 +4,7 @@ mod trees;
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
@@ -15,7 +15,7 @@ use spillway_core::policy::Settings;
 use spillway_core::shares::Share;
 use spillway_store::Inheritance;
 
-use crate::driver::{Command, Driver};
+use crate::driver::{Command, Driver, Wires};
 use crate::error::Error;
 use crate::estate::Estate;
 use crate::handed::Placed;
@@ -95,20 +95,14 @@ impl Pager {
         let Options { local, replacement, store, on_pager_death, recording, lasting } = options;
         let estate = lasting.map(|LastingPool { vault, url }| {
             let estate = Estate::new(vault);
-            estate.set_local(local);
-            estate.set_settings(replacement);
-            let own = std::process::id().cast_signed();
-            estate.set_pager(own, procfs::stat(own).map_or(0, |stat| stat.started));
+            estate.claim(local, replacement);
             (estate.set_pool(&url), estate)
         });
         // A pool that cannot be named cannot be taken over.
         let estate = estate.and_then(|(named, estate)| named.then_some(estate));
         let make = {
             let estate = estate.clone();
-            move |budget, orders, bell, reports, shared| {
-                let driver = Driver::new(budget, replacement, store, estate, orders, bell, reports, shared);
-                Ok(driver.record(recording))
-            }
+            move |budget, wires| Ok(Driver::new(budget, replacement, store, estate, wires).record(recording))
         };
         Self::begin(root, parent, on_pager_death, local, replacement, estate, make)
     }
@@ -127,18 +121,13 @@ impl Pager {
         let (root, estate, heirs) = remains.into_parts();
         let is_daemon = estate.is_daemon();
         let next_tree = heirs.iter().map(|heir| heir.found.tree.0 + 1).max().unwrap_or(0);
-        let own = std::process::id().cast_signed();
         let inherited: Result<Vec<Inherited>, Error> = heirs.iter().map(Inherited::of).collect();
         let inherited = inherited?;
         let make = {
             let estate = estate.clone();
-            move |budget, orders, bell, reports, shared| {
-                Driver::take_over(budget, replacement, store, estate, heirs, orders, bell, reports, shared)
-            }
+            move |budget, wires| Driver::take_over(budget, replacement, store, estate, heirs, wires)
         };
-        estate.set_pager(own, procfs::stat(own).map_or(0, |stat| stat.started));
-        estate.set_local(local);
-        estate.set_settings(replacement);
+        estate.claim(local, replacement);
         let root = if is_daemon { 0 } else { root };
         let mut pager = Self::begin(root, None, OnPagerDeath::HoldTarget, local, replacement, Some(estate), make)?;
         pager.next_tree = AtomicU32::new(next_tree);
@@ -155,9 +144,7 @@ impl Pager {
         local: Local,
         replacement: Settings,
         estate: Option<Estate>,
-        make: impl FnOnce(Budget, Receiver<Command>, Arc<Bell>, Sender<Request>, Arc<Shared>) -> Result<Driver, Error>
-        + Send
-        + 'static,
+        make: impl FnOnce(Budget, Wires) -> Result<Driver, Error> + Send + 'static,
     ) -> Result<Self, Error> {
         let system = |what| move |error| Error::System { what, error };
         // Without the right to lock memory the pager still works, and `doctor` says what that costs.
@@ -168,13 +155,14 @@ impl Pager {
         let trees = Trees::default();
         let (commands, orders) = channel();
         let (requests, inbox) = channel();
-        let reports = requests.clone();
+        let wires =
+            Wires { commands: orders, bell: Arc::clone(&bell), reports: requests.clone(), shared: Arc::clone(&shared) };
 
         let (ready, begun) = channel();
-        let (budget, ringing, publishing) = (budget(local), Arc::clone(&bell), Arc::clone(&shared));
+        let budget = budget(local);
         thread::Builder::new()
             .name("faults".into())
-            .spawn(move || match make(budget, orders, ringing, reports, publishing) {
+            .spawn(move || match make(budget, wires) {
                 Ok(driver) => {
                     let _ = ready.send(Ok(()));
                     driver.run();
@@ -281,8 +269,21 @@ impl Pager {
     /// # Errors
     /// When the target's own memory limit leaves no room; everything stays managed then.
     pub fn detach(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<(), Error> {
+        let result = self.hear_departure(Request::Release, progress);
+        if let Some(Ok(())) = result {
+            self.released.store(true, Relaxed);
+        }
+        result.unwrap_or(Ok(()))
+    }
+
+    /// Asks for a departure, and tells of its progress; none where nobody is left to answer.
+    fn hear_departure(
+        &self,
+        request: impl FnOnce(Sender<Departure>) -> Request,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Option<Result<(), Error>> {
         let (reply, answer) = channel();
-        let _ = self.requests.send(Request::Release(reply));
+        let _ = self.requests.send(request(reply));
         let mut all = 0;
         for step in answer {
             match step {
@@ -290,16 +291,10 @@ impl Pager {
                     all = all.max(left);
                     progress(all - left, all);
                 }
-                Departure::Done(result) => {
-                    if result.is_ok() {
-                        progress(all, all);
-                        self.released.store(true, Relaxed);
-                    }
-                    return result;
-                }
+                Departure::Done(result) => return Some(result.inspect(|()| progress(all, all))),
             }
         }
-        Ok(())
+        None
     }
 
     /// Whether any managed or watched process is left.

@@ -32,6 +32,7 @@ pub use error::Error;
 pub use handle::Pager;
 pub use recording::{Recording, Windows};
 pub use remains::{Remains, can_take_over, has_lost_its_daemon, has_lost_its_pager};
+pub use sys::fd::{Peer, peer};
 pub use tally::TreeSnapshot;
 
 use spillway_core::policy::Settings;

@@ -102,14 +102,15 @@ pub struct Target {
 impl Target {
     /// A target that nothing is known of but its userfaultfd and whose it is.
     pub fn new(id: TargetId, pid: i32, uffd: Uffd, agent: Option<Agent>, tally: Arc<Tally>) -> Self {
-        Self {
+        let looks_into = agent.as_ref().map(|agent| agent.pid);
+        let mut target = Self {
             id,
             pid,
             tally,
             leaving: false,
             uffd,
-            pagemap: agent.as_ref().and_then(|agent| Pagemap::open(agent.pid).ok()),
-            procmap: agent.as_ref().and_then(|agent| ProcMap::open(agent.pid).ok()),
+            pagemap: None,
+            procmap: None,
             agent,
             flight: Flight::Idle,
             runs: Vec::with_capacity(BATCH_PAGES),
@@ -126,7 +127,9 @@ impl Target {
             waiting: Vec::with_capacity(64),
             doubtful: false,
             doubts: Vec::new(),
-        }
+        };
+        looks_into.into_iter().for_each(|pid| target.look_into(pid));
+        target
     }
 
     /// Its process is `pid`: opens what tells of its memory.

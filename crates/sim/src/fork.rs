@@ -12,15 +12,17 @@ use crate::memory::{range, slot, span};
 use crate::mutation::Mutation;
 use crate::target::Target;
 
-/// How long a fork may wait for the store, in steps of anyone.
+/// How long a fork may wait for the store where there are too few buffers for copies, and where there are enough, in steps of
+/// anyone.
 const WRITE_ALL: u64 = 600;
+const COPY_AFTER: u64 = 100;
 
 /// A fork that was heard of.
 #[derive(Clone, Copy, Debug)]
 pub struct Forking {
     parent: TargetId,
     child: usize,
-    deadline: u64,
+    begun: u64,
 }
 
 impl Driver {
@@ -30,15 +32,16 @@ impl Driver {
         if !self.is(Mutation::ForkUnread) {
             self.finish_reading(kernel.now, true);
         }
-        self.go_on_forking(kernel, Forking { parent, child, deadline: kernel.now + WRITE_ALL });
+        self.go_on_forking(kernel, Forking { parent, child, begun: kernel.now });
     }
 
-    /// Writes what is in buffers, and waits a while for a store that answers later: the child needs a copy of each page in
-    /// a buffer, and there may be too few; those that the store takes need none. Whoever forked goes on meanwhile. What
+    /// Writes what is in buffers, and waits a while for a store that answers later, longer where there are too few buffers: the
+    /// child needs a copy of each page in one; those that the store takes need none. Whoever forked goes on meanwhile. What
     /// arrives must not be installed before the child has its own reference: it would have the page no more than the
     /// kernel gave it, which was not there.
     pub(crate) fn go_on_forking(&mut self, kernel: &mut Kernel, forking: Forking) {
-        let late = kernel.now >= forking.deadline;
+        let waited = kernel.now - forking.begun;
+        let late = waited >= WRITE_ALL;
         if !self.is(Mutation::ForkWithoutBuffers) {
             self.hear_store(kernel);
             while self.write_one(kernel.now, true) {}
@@ -46,7 +49,8 @@ impl Driver {
                 self.arrive(kernel);
             }
             let busy = self.core.buffered_pages() > 0 && !self.store.accepts();
-            if (busy || self.journeys.writes() > 0) && !late {
+            let enough = late || waited >= COPY_AFTER && self.core.copies_fit();
+            if (busy || self.journeys.writes() > 0) && !enough {
                 self.journeys.travels.waits += 1;
                 self.forking = Some(forking);
                 return;

@@ -223,30 +223,36 @@ impl Protection {
     /// Its numbers in their order, for whoever must hand them over one by one.
     #[must_use]
     pub fn words(&self) -> [u64; 11] {
-        let Self { groups, degraded, rebuilding, rebuilt_chunks, moved_pages, .. } = *self;
-        let Self { reconstructed, hedged, lost_pages, chunks_put, chunks_got, left_seconds, .. } = *self;
-        let first = [groups, degraded, rebuilding, rebuilt_chunks, moved_pages];
-        let second = [reconstructed, hedged, lost_pages, chunks_put, chunks_got, left_seconds];
-        std::array::from_fn(|at| if at < 5 { first[at] } else { second[at - 5] })
+        [
+            self.groups,
+            self.degraded,
+            self.rebuilding,
+            self.rebuilt_chunks,
+            self.moved_pages,
+            self.reconstructed,
+            self.hedged,
+            self.lost_pages,
+            self.chunks_put,
+            self.chunks_got,
+            self.left_seconds,
+        ]
     }
 
     /// What [`Protection::words`] gave.
     #[must_use]
     pub fn from_words(words: [u64; 11]) -> Self {
-        let [groups, degraded, rebuilding, rebuilt_chunks, moved_pages, ..] = words;
-        let [.., reconstructed, hedged, lost_pages, chunks_put, chunks_got, left_seconds] = words;
         Self {
-            groups,
-            degraded,
-            rebuilding,
-            rebuilt_chunks,
-            moved_pages,
-            reconstructed,
-            hedged,
-            lost_pages,
-            chunks_put,
-            chunks_got,
-            left_seconds,
+            groups: words[0],
+            degraded: words[1],
+            rebuilding: words[2],
+            rebuilt_chunks: words[3],
+            moved_pages: words[4],
+            reconstructed: words[5],
+            hedged: words[6],
+            lost_pages: words[7],
+            chunks_put: words[8],
+            chunks_got: words[9],
+            left_seconds: words[10],
         }
     }
 }

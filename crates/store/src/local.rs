@@ -181,6 +181,14 @@ impl Local {
         if self.is_lent() { self.limbo.push(place) } else { self.arena.free(place) }
     }
 
+    /// Nobody refers to this page any more.
+    fn forget(&mut self, handle: Handle, slot: Slot) {
+        self.release(slot.place);
+        if let Some(index) = &mut self.index {
+            index.remove(slot.hash, handle);
+        }
+    }
+
     fn find_twin(&self, hash: u64, page: &Page) -> Option<Handle> {
         let has_room = |handle| self.slots.get(handle).has_room();
         self.index.as_ref()?.find(hash, |handle| has_room(handle) && self.is_same(handle, hash, page))
@@ -336,10 +344,7 @@ impl Store for Local {
     fn free(&mut self, handle: Handle) {
         self.references -= 1;
         if let Some(slot) = self.slots.release(handle) {
-            self.release(slot.place);
-            if let Some(index) = &mut self.index {
-                index.remove(slot.hash, handle);
-            }
+            self.forget(handle, slot);
         }
     }
 
@@ -369,12 +374,7 @@ impl Inheritance for Local {
     }
 
     fn all_counted(&mut self) {
-        for (handle, slot) in self.slots.drop_unnamed() {
-            self.arena.free(slot.place);
-            if let Some(index) = &mut self.index {
-                index.remove(slot.hash, handle);
-            }
-        }
+        self.slots.drop_unnamed().into_iter().for_each(|(handle, slot)| self.forget(handle, slot));
     }
 }
 

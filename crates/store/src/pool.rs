@@ -119,7 +119,8 @@ impl Url {
             "redis" => parse_cache("redis", 6379, place, query).map(Self::Redis),
             "tcp" => {
                 let place = place.strip_prefix("//").ok_or(UrlError::NoHost { scheme: "tcp" })?;
-                parse_tcp("tcp", hosts::parse("tcp", place, 7070)?, query).map(Self::Tcp)
+                let hosts = hosts::parse("tcp", place, 7070)?;
+                parse_tcp("tcp", hosts, query)?.with_enough_hosts().map(Self::Tcp)
             }
             "etcd" => {
                 let cluster = Cluster::parse(place).map_err(UrlError::BadCluster)?;
@@ -170,7 +171,7 @@ fn parse_cache(scheme: &'static str, port: u16, place: &str, query: &str) -> Res
     })
 }
 
-/// Of these servers; none are named where they are found later.
+/// Of these servers, which may be too few for what is asked of them.
 fn parse_tcp(scheme: &'static str, hosts: Vec<Host>, query: &str) -> Result<Tcp, UrlError> {
     let known = &[
         "data",
@@ -190,8 +191,7 @@ fn parse_tcp(scheme: &'static str, hosts: Vec<Host>, query: &str) -> Result<Tcp,
     let token_file = parameters.get("token-file").map(PathBuf::from);
     let (tls, settings) = (Tls::parse(&parameters)?, settings(&parameters)?);
     let stripes = stripes(&parameters)?;
-    let tcp = Tcp { hosts, token_file, tls, stripes, settings, layer: parameters.layer()? };
-    if tcp.hosts.is_empty() { Ok(tcp) } else { tcp.with_enough_hosts() }
+    Ok(Tcp { hosts, token_file, tls, stripes, settings, layer: parameters.layer()? })
 }
 
 fn parse_file(place: &str, query: &str) -> Result<Url, UrlError> {

@@ -91,6 +91,17 @@ impl fmt::Display for Foreign {
 
 impl std::error::Error for Foreign {}
 
+/// This host's memory (`MemTotal` of `/proc/meminfo`).
+///
+/// # Errors
+/// When the kernel does not tell.
+pub fn host_memory_bytes() -> io::Result<u64> {
+    let info = std::fs::read_to_string("/proc/meminfo")?;
+    let total = info.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB"));
+    let kib: u64 = total.and_then(|kib| kib.parse().ok()).ok_or(io::ErrorKind::InvalidData)?;
+    Ok(kib << 10)
+}
+
 struct Inner {
     shared: Shared,
     extents: usize,
@@ -109,10 +120,8 @@ impl Vault {
     /// # Errors
     /// When the kernel gives none.
     pub fn create() -> io::Result<Self> {
-        let info = std::fs::read_to_string("/proc/meminfo")?;
-        let total = info.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB"));
-        let kib: usize = total.and_then(|kib| kib.trim().parse().ok()).ok_or(io::ErrorKind::InvalidData)?;
-        Self::create_for((kib << 10) / EXTENT + SPARE_EXTENTS)
+        let bytes = usize::try_from(host_memory_bytes()?).map_err(|_| io::ErrorKind::InvalidData)?;
+        Self::create_for(bytes / EXTENT + SPARE_EXTENTS)
     }
 
     fn create_for(extents: usize) -> io::Result<Self> {

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use common::contract::Contract;
 use common::lender::{Lender, assert_all, put_all};
-use common::{Server, client, memcached_arguments};
-use spillway_store::Handle;
+use common::proxy::Proxy;
+use common::{PATIENCE, Server, client, memcached_arguments, page};
 use spillway_store::blocking::Client;
+use spillway_store::{Handle, StoreError};
 
 fn lenders(count: usize) -> Vec<Lender> {
     (0..count).map(|_| Lender::start(64 << 20, |_| {})).collect()
@@ -90,6 +91,46 @@ fn reads_and_writes_go_on_while_servers_are_gone() {
         started.elapsed()
     );
     pages.extend(put_all(&mut client, 5000..5300));
+    assert_all(&mut client, &pages);
+    assert_eq!(client.store().protection().unwrap().lost_pages, 0);
+}
+
+/// Puts as the pager does: what is refused is put again.
+fn insist(client: &mut Client, pages: &mut Vec<(u64, Handle)>, count: u64) {
+    for number in pages.len() as u64..pages.len() as u64 + count {
+        let until = Instant::now() + PATIENCE;
+        let handle = loop {
+            match client.put(&page(number), None, PATIENCE) {
+                Ok(handle) => break handle,
+                Err(error) => assert!(error == StoreError::Unavailable && Instant::now() < until, "{error:?}"),
+            }
+        };
+        pages.push((number, handle));
+    }
+}
+
+#[test]
+fn a_server_that_falls_silent_again_and_again_is_not_waited_for() {
+    let lenders = lenders(5);
+    let mut ports: Vec<u16> = lenders.iter().map(|lender| lender.port).collect();
+    let proxy = Proxy::to(ports[2]);
+    ports[2] = proxy.port;
+    let mut client = client(&url(ports, "tcp", "data=4&parity=1"));
+    let mut pages = Vec::new();
+    // Its connection is given up after twice the time each time, the next time after 3.2 s.
+    for given_up_after in [800, 1600].map(Duration::from_millis) {
+        proxy.hold(true);
+        insist(&mut client, &mut pages, 50);
+        client.steps(given_up_after + Duration::from_millis(500));
+        proxy.hold(false);
+        client.steps(Duration::from_millis(500));
+    }
+    proxy.hold(true);
+    let started = Instant::now();
+    insist(&mut client, &mut pages, 50);
+    let took = started.elapsed();
+    proxy.hold(false);
+    assert!(took < Duration::from_secs(2), "{took:?}");
     assert_all(&mut client, &pages);
     assert_eq!(client.store().protection().unwrap().lost_pages, 0);
 }

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 use spillway_core::size::Bytes;
+use spillway_store::vault::host_memory_bytes;
 use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -32,17 +33,13 @@ pub(super) struct Machine {
 impl Machine {
     /// This one.
     pub(super) fn examine(size: u64) -> Self {
-        let after = |file: &str, name: &str| {
-            let text = fs::read_to_string(file).unwrap_or_default();
-            let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_default().to_owned();
-            line.split_once(':').map_or(String::new(), |(_, value)| value.trim().to_owned())
-        };
-        let kib = after("/proc/meminfo", "MemTotal").trim_end_matches(" kB").parse::<u64>().unwrap_or(0);
+        let cpus = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let model = cpus.lines().find(|line| line.starts_with("model name")).and_then(|line| line.split_once(':'));
         Self {
-            cpu: after("/proc/cpuinfo", "model name"),
+            cpu: model.map_or(String::new(), |(_, name)| name.trim().to_owned()),
             cpus: std::thread::available_parallelism().map_or(1, usize::from),
             kernel: fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned(),
-            memory: Bytes(kib << 10).to_string(),
+            memory: Bytes(host_memory_bytes().unwrap_or(0)).to_string(),
             spillway: env!("CARGO_PKG_VERSION"),
             size: Bytes(size).to_string(),
             at_unix_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),

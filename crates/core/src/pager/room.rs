@@ -43,6 +43,11 @@ impl Pager {
         u64::from(self.buffers) - self.free_buffers.len() as u64 - self.set_aside
     }
 
+    /// Whether there are buffers for a copy of each page in one: for a child's, if its parent forks now.
+    pub fn copies_fit(&self) -> bool {
+        self.buffered_pages() <= self.free_buffers.len() as u64
+    }
+
     /// Pages that may still become local.
     pub fn free_pages(&self) -> u64 {
         if self.store_full { u64::MAX } else { self.budget_pages().saturating_sub(self.local_pages()) }

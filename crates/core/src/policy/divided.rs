@@ -73,9 +73,7 @@ impl Divided {
     }
 
     fn look(&mut self) {
-        let default = Share::default();
-        let own = |share: Share| (share.min_pages, share.max_pages, share.weight) != (0, u64::MAX, default.weight);
-        self.is_divided = self.trees.iter().flatten().any(|tree| own(tree.claim.share));
+        self.is_divided = self.trees.iter().flatten().any(|tree| tree.claim.share != Share::default());
     }
 
     /// Nothing is known of pages.

@@ -14,8 +14,10 @@ use crate::sys::uffd::{Event, Uffd};
 use crate::target::Target;
 use crate::watcher::Request;
 
-/// How long a fork may wait for the store.
+/// How long a fork may wait for the store where there are too few buffers for copies, and where there are enough: as long as
+/// a store that is well takes for all of them (4 MiB, at 1 Gbit/s 40 ms).
 const WRITE_ALL_NS: u64 = 5_000_000_000;
+const COPY_AFTER_NS: u64 = 100_000_000;
 
 impl Driver {
     /// Something changed in a target's address space.
@@ -120,15 +122,17 @@ impl Driver {
         }
     }
 
-    /// Writes what is in buffers, and waits a while for a store that answers later: there may be too few buffers to copy
-    /// them all. What arrives is not installed meanwhile: the events that were read with the fork are still to be heeded,
+    /// Writes what is in buffers, and waits a while for a store that answers later: what it has is shared with the child, and
+    /// costs no buffer. Where there are too few to copy all that is left, it is waited for longer: what finds none is lost to
+    /// the child. What arrives is not installed meanwhile: the events that were read with the fork are still to be heeded,
     /// and the child would go without a page that the kernel did not copy and the table takes for mapped.
     fn write_all(&mut self) {
-        let deadline = now_ns() + WRITE_ALL_NS;
+        let begun_ns = now_ns();
         loop {
             while self.write_one(true) {}
             let busy = self.core.buffered_pages() > 0 && !self.hands.store.accepts();
-            let waits = (busy || self.journeys.writes() > 0) && now_ns() < deadline;
+            let most_ns = if self.core.copies_fit() { COPY_AFTER_NS } else { WRITE_ALL_NS };
+            let waits = (busy || self.journeys.writes() > 0) && now_ns() - begun_ns < most_ns;
             let Some(store) = self.hands.store.descriptor().filter(|_| waits) else { return };
             let mut polled = [readable(store.as_raw_fd())];
             self.hands.store.flush();

@@ -7,12 +7,9 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::Sender;
 
-use spillway_core::page::State;
-use spillway_core::pager::{Plan, Served, Stop};
-use spillway_core::{Address, PageIndex, Span, TargetId, TreeId};
-use spillway_store::Urgency;
+use spillway_core::{Address, PageIndex, TargetId, TreeId};
 
-use super::release::Poisoned;
+use super::release::{Brought, Poisoned};
 use super::{Driver, Homeward, RETRY_NS};
 use crate::target::{Flight, Target};
 
@@ -79,11 +76,11 @@ impl Driver {
             let before = self.core.local_pages();
             // Its own pages wait for no room.
             self.core.lend(u64::MAX / 2);
-            let (came, stays) = self.install_outside(&outside);
+            let brought = self.install_outside(&outside);
             leaving.lent += self.core.local_pages().saturating_sub(before);
-            leaving.rests = !came;
+            leaving.rests = brought == Brought::Nothing;
             let _ = leaving.reply.send(Homeward::Left(self.outside_pages(leaving.tree)));
-            if stays {
+            if brought == Brought::NoRoom {
                 return self.stays(&leaving);
             }
         }
@@ -123,38 +120,6 @@ impl Driver {
     fn outside_pages(&self, tree: TreeId) -> u64 {
         let held = self.members(tree).map(|target| self.core.held_by(target.id));
         held.map(|(mapped, used)| used - mapped).sum()
-    }
-
-    /// Installs what is outside: whether anything came or changed, and whether the target may not have so much memory.
-    fn install_outside(&mut self, outside: &[(TargetId, Address, PageIndex)]) -> (bool, bool) {
-        let mut came = false;
-        for &(id, address, page) in outside {
-            // A block may have brought it home meanwhile.
-            let there = [State::Mapped, State::Untouched, State::Lost, State::Fetching];
-            if there.contains(&self.core.state_of(page)) {
-                continue;
-            }
-            let at = id.0 as usize;
-            let Some(target) = self.targets[at].as_ref().filter(|target| target.may_serve()) else { continue };
-            if !self.journeys.have_room() {
-                break;
-            }
-            let plan = self.core.fault(id, address);
-            let performed = match plan {
-                Plan::Fetch { .. } => self.fetch(at, plan, None, Urgency::Prefetch),
-                _ => Some(self.hands.perform(plan, true, target, &mut self.core)),
-            };
-            let (Some((plan, outcome)), Some(target)) = (performed, &self.targets[at]) else { continue };
-            let served = self.core.installed(plan, outcome);
-            came |= outcome.done > 0 || served != Served::Later;
-            if served == Served::Later && outcome.stop == Some(Stop::NoMemory) {
-                return (came, true);
-            }
-            if outcome.stop == Some(Stop::Exists) {
-                let _ = target.uffd.wake(Span::of_pages(address, 1));
-            }
-        }
-        (came, false)
     }
 
     /// Letting go of `tree`, if that is under way, has failed.

@@ -13,7 +13,6 @@ use spillway_store::{Completion, Got, Store, StoreError, Urgency};
 
 use super::Driver;
 use super::hands::{index, pages, to_bits, to_handle};
-use crate::sys::clock::now_ns;
 use crate::tally::Tally;
 use crate::target::Waiting;
 
@@ -265,15 +264,9 @@ impl Driver {
             }
         }
         if served && let Some(fault) = journey.fault {
-            let served_ns = now_ns();
-            self.shared.histogram.record(served_ns - fault.since_ns);
-            if let Some(target) = &self.targets[journey.target.0 as usize] {
-                target.tally.histogram.record(served_ns - fault.since_ns);
-            }
-            if let Some(tape) = &mut self.tape {
-                let (address, page) = (fault.address, journey.page.plus(fault.address.pages_since(journey.address)));
-                tape.fault(Plan::Fetch { address, page, pages: 1, asked: 0 }, fault, served_ns);
-            }
+            let (address, page) = (fault.address, journey.page.plus(fault.address.pages_since(journey.address)));
+            let plan = Plan::Fetch { address, page, pages: 1, asked: 0 };
+            self.note_served(journey.target.0 as usize, plan, fault);
         }
     }
 

@@ -2,9 +2,9 @@
 
 use std::sync::mpsc::Sender;
 
-use spillway_core::Span;
 use spillway_core::page::State;
 use spillway_core::pager::{Budget, Plan, Served, Stop};
+use spillway_core::{Address, PageIndex, Span, TargetId};
 use spillway_store::Urgency;
 
 use super::{Driver, Homeward};
@@ -18,6 +18,17 @@ pub(super) struct Release {
     pub(super) reply: Sender<Homeward>,
     /// The budget to return to when it fails.
     pub(super) budget: Budget,
+}
+
+/// What came of bringing pages home.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Brought {
+    /// Nothing that can be told now: pages may be on their way.
+    Nothing,
+    /// Some are home, or known to be lost.
+    Some,
+    /// The target may not have so much memory.
+    NoRoom,
 }
 
 /// Whether what is lost is poisoned.
@@ -56,17 +67,26 @@ impl Driver {
             return;
         }
         let _ = reply.send(Homeward::Left(self.core.touched_pages() - self.core.mapped_pages()));
-        for (id, address, page) in outside {
+        if self.install_outside(&outside) == Brought::NoRoom {
+            self.stay();
+        }
+    }
+
+    /// Installs what is outside, as far as journeys have room, in targets that may be served now: a child gets nothing before
+    /// it is known what it inherits.
+    pub(super) fn install_outside(&mut self, outside: &[(TargetId, Address, PageIndex)]) -> Brought {
+        let mut brought = Brought::Nothing;
+        for &(id, address, page) in outside {
             // A block may have brought it home meanwhile.
             let there = [State::Mapped, State::Untouched, State::Lost, State::Fetching];
             if there.contains(&self.core.state_of(page)) {
                 continue;
             }
-            if !self.journeys.have_room() {
-                return;
-            }
             let at = id.0 as usize;
-            let Some(target) = &self.targets[at] else { continue };
+            let Some(target) = self.targets[at].as_ref().filter(|target| target.may_serve()) else { continue };
+            if !self.journeys.have_room() {
+                break;
+            }
             let plan = self.core.fault(id, address);
             let performed = match plan {
                 Plan::Fetch { .. } => self.fetch(at, plan, None, Urgency::Prefetch),
@@ -74,13 +94,17 @@ impl Driver {
             };
             let (Some((plan, outcome)), Some(target)) = (performed, &self.targets[at]) else { continue };
             let served = self.core.installed(plan, outcome);
+            if outcome.done > 0 || served != Served::Later {
+                brought = Brought::Some;
+            }
             if served == Served::Later && outcome.stop == Some(Stop::NoMemory) {
-                return self.stay();
+                return Brought::NoRoom;
             }
             if outcome.stop == Some(Stop::Exists) {
                 let _ = target.uffd.wake(Span::of_pages(address, 1));
             }
         }
+        brought
     }
 
     /// Without a pager, what is lost would read as zeros, unless it is poisoned.

@@ -4,28 +4,24 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Acquire;
-use std::sync::mpsc::{Receiver, Sender};
 
 use spillway_core::evict::{Bytes, Captured, Run};
 use spillway_core::page::State;
-use spillway_core::pager::{Budget, Config, Pager, Plan, Stop};
+use spillway_core::pager::{Budget, Pager, Plan, Stop};
 use spillway_core::policy::Settings;
 use spillway_core::{PAGE_BYTES_U64, Span, TargetId};
 use spillway_store::{Handle, Inheritance, Urgency};
 
 use super::hands::to_handle;
 use super::moved::Moved;
-use super::{BUFFERS, Command, Driver, WRITE_BATCH};
+use super::{Driver, Wires};
 use crate::adopt::Agent;
 use crate::error::Error;
 use crate::estate::{Estate, Found, Stage};
-use crate::shared::Shared;
-use crate::sys::fd::Bell;
 use crate::sys::message::MESSAGES;
 use crate::sys::uffd::{Message, Uffd};
 use crate::tally::Tally;
 use crate::target::Target;
-use crate::watcher::Request;
 
 /// A target that was found, with its agent, which has nothing to do.
 pub struct Heir {
@@ -44,33 +40,28 @@ impl Driver {
     ///
     /// # Errors
     /// When what was left cannot be read; the targets wait on.
-    #[expect(clippy::too_many_arguments, reason = "what it is made of")]
     pub fn take_over(
         budget: Budget,
         replacement: Settings,
         mut store: Box<dyn Inheritance>,
         estate: Estate,
         heirs: Vec<Heir>,
-        commands: Receiver<Command>,
-        bell: Arc<Bell>,
-        reports: Sender<Request>,
-        shared: Arc<Shared>,
+        wires: Wires,
     ) -> Result<Self, Error> {
-        let write_batch = if store.descriptor().is_some() { WRITE_BATCH } else { 1 };
-        let config = Config { budget, buffers: BUFFERS, write_batch };
         let batches: Vec<Run> =
             heirs.iter().filter_map(|heir| heir.found.batch.as_ref()).flat_map(|it| it.runs.clone()).collect();
         let unread = |page, _| batches.iter().any(|run| run.page <= page && page < run.page.plus(run.pages));
         let core = Pager::take_over(
-            config,
+            Self::config(budget, &*store),
             estate.vault().lasting(),
-            |handle| Handle::from_bits(handle.get()).is_some_and(|handle| store.has(handle)),
+            // The table may hold anything.
+            |bits| Handle::from_bits(bits.get()).is_some_and(|handle| store.has(handle)),
             unread,
         );
         let core = core.map_err(Error::Unreadable)?;
         core.each_handle(|handle| store.count(to_handle(handle)));
         store.all_counted();
-        let mut driver = Self::with(core, replacement, store, Some(estate), commands, bell, reports, shared);
+        let mut driver = Self::with(core, replacement, store, Some(estate), wires);
         driver.succeeds = true;
         let known: Vec<TargetId> = heirs.iter().map(|heir| heir.found.id).collect();
         for id in (0..driver.core.targets()).map(TargetId).filter(|id| !known.contains(id)) {

@@ -12,7 +12,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 use super::message::{MESSAGE_BYTES_MAX, Region, parse};
 use super::{Handed, Refusal};
 use crate::procfs;
-use crate::sys::fd::peer_process;
+use crate::sys::fd::peer;
 use crate::sys::uffd::{EVENT_FORK, EVENT_REMOVE, SIGBUS, Uffd};
 
 /// Descriptors that one message may bring: Firecracker sends one, and two where its memory is a file.
@@ -29,7 +29,7 @@ struct Came {
 /// # Errors
 /// As [`Refusal`] says.
 pub fn receive(stream: &UnixStream, within: Duration) -> Result<Handed, Refusal> {
-    let pid = peer_process(stream.as_fd()).map_err(Refusal::Socket)?;
+    let pid = peer(stream.as_fd()).map_err(Refusal::Socket)?.pid;
     if pid <= 0 {
         return Err(Refusal::Elsewhere);
     }

@@ -13,7 +13,7 @@ use crate::driver::Command;
 use crate::error::Error;
 use crate::estate::TARGETS;
 use crate::tally::Tally;
-use crate::watcher::{Departure, Request};
+use crate::watcher::Request;
 use crate::{Local, Options, TreeSnapshot, procfs};
 
 /// How long the fault thread may take to count pages.
@@ -95,19 +95,7 @@ impl Pager {
     /// When there is none, or its own memory limit leaves no room; everything stays managed then.
     pub fn release_tree(&self, pid: i32, progress: &mut dyn FnMut(u64, u64)) -> Result<(), Error> {
         let tree = self.trees.of(pid).ok_or(Error::NotManaged(pid))?;
-        let (reply, answer) = channel();
-        let _ = self.requests.send(Request::LetGo(tree, reply));
-        let mut all = 0;
-        for step in answer {
-            match step {
-                Departure::Left(left) => {
-                    all = all.max(left);
-                    progress(all - left, all);
-                }
-                Departure::Done(result) => return result.inspect(|()| progress(all, all)),
-            }
-        }
-        Ok(())
+        self.hear_departure(|reply| Request::LetGo(tree, reply), progress).unwrap_or(Ok(()))
     }
 
     /// All trees now, and those that have ended of late.

@@ -95,17 +95,26 @@ pub fn receive_byte(socket: BorrowedFd<'_>) -> Heard {
     }
 }
 
-/// The process that connected a Unix socket to us; 0 where it has no number here.
+/// Who is at the other end of a Unix socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// The process; 0 where it has no number here.
+    pub pid: i32,
+    /// Its user.
+    pub uid: u32,
+}
+
+/// Who connected a Unix socket, or listens there. Not by `rustix`, whose process numbers must not be 0.
 ///
 /// # Errors
 /// When it is no such socket.
-pub fn peer_process(socket: BorrowedFd<'_>) -> io::Result<i32> {
+pub fn peer(socket: BorrowedFd<'_>) -> io::Result<Peer> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut length = libc::socklen_t::try_from(size_of_val(&peer)).unwrap_or(0);
     let (level, name) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
     // SAFETY: `peer` is writable for `length` bytes, and so is `length`.
     let done = unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut peer).cast(), &raw mut length) };
-    checked(done.into()).map(|_| peer.pid)
+    checked(done.into()).map(|_| Peer { pid: peer.pid, uid: peer.uid })
 }
 
 /// Sends `fd` over `socket` (SCM_RIGHTS), with one byte of data.

@@ -1,7 +1,7 @@
 //! Servers as members of stripes: each chunk at the server that was named, and nowhere else.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::Timespec;
 use rustix::time::{Itimerspec, TimerfdTimerFlags};
@@ -47,6 +47,10 @@ impl<P: Protocol> Members for Remote<P> {
             load: server.condition.load,
             puts: server.puts,
         }
+    }
+
+    fn silence(&self, member: u8, now: Instant) -> Duration {
+        self.servers[usize::from(member)].silence(now)
     }
 
     fn chunk(&self, chunk: Handle, now: Instant) -> Chunk {
@@ -99,7 +103,7 @@ impl<P: Protocol> Members for Remote<P> {
             return;
         }
         self.alarm_at = Some(at);
-        let wait = at.saturating_duration_since(Instant::now()).max(std::time::Duration::from_nanos(1));
+        let wait = at.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1));
         let span = Timespec {
             tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: i64::from(wait.subsec_nanos()),

@@ -280,11 +280,18 @@ impl<P: Protocol> Server<P> {
         self.away_since.is_some_and(|since| now.saturating_duration_since(since) >= deadline)
     }
 
+    /// How long it has said nothing while something was asked of it.
+    pub(crate) fn silence(&self, now: Instant) -> Duration {
+        let oldest = self.requests.oldest();
+        oldest.map_or(Duration::ZERO, |sent| now.saturating_duration_since(sent.max(self.heard)))
+    }
+
     /// Says something if nothing was said for long, or if no answer comes; an error when nothing was heard for longer than
     /// `patience`, or a connection was not made within `greeting`.
     ///
     /// What was asked may take long, as pages in a spill file do. So one that is silent is asked something that does not.
     pub(crate) fn keep_alive(&mut self, now: Instant, patience: Duration, greeting: Duration) -> Result<(), Refusal> {
+        let silence = self.silence(now);
         match &mut self.link {
             Link::Connecting(_, since) | Link::Securing(_, since) | Link::Greeting(_, since)
                 if now - *since > greeting =>
@@ -292,7 +299,6 @@ impl<P: Protocol> Server<P> {
                 Err(silent())
             }
             Link::Ready(connection) => {
-                let silence = self.requests.oldest().map_or(Duration::ZERO, |sent| now - sent.max(self.heard));
                 if silence > patience * (1 << self.silences) {
                     // It may be slow rather than away: to connect again and again would not make it faster.
                     self.silences = (self.silences + 1).min(DOUBLINGS_MAX);

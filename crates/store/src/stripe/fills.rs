@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! chunk: Absent --page or parity--> Unsent --asked--> Sent --kept--> Acked
-//!                                   Unsent <--declined, or its member went-- Sent
+//!                                   Unsent <--declined, or its member went, or is silent-- Sent
 //!                                   Unsent --no other member, and one is away--> Missing
 //! fill:  free --put--> open --as long as planned, or waited for long--> closed --all Acked or Missing--> free: a row
 //!                                                                      closed --a chunk finds no place--> free: told
@@ -299,6 +299,31 @@ impl Core {
         }
     }
 
+    /// Its member is silent. Another takes the chunk; where there is none, whoever put the pages puts them again, into a row
+    /// that does without that member. Where too few are left for that, it is waited for.
+    fn divert(&mut self, members: &mut dyn Members, fill: usize, position: u8, now: Instant) {
+        let at = usize::from(position);
+        let sound = |member: &u8| members.health(*member, now).takes() && !self.watch.is_suspect(*member, now);
+        let others = || (0..members.count()).filter(sound);
+        let spare = others().find(|member| !self.fills[fill].uses(self.shape, *member));
+        let are_enough = others().count() > self.shape.parity;
+        let of = &mut self.fills[fill];
+        match spare {
+            Some(spare) => {
+                of.members[at] = spare;
+                if let Chunk::Sent(chunk, _) = std::mem::replace(&mut of.chunks[at], Chunk::Unsent) {
+                    self.puts.remove(&chunk);
+                    members.free(chunk);
+                }
+            }
+            None if are_enough => {
+                of.failed = Some(StoreError::Unavailable);
+                of.news = true;
+            }
+            None => {}
+        }
+    }
+
     /// Closes what has waited long enough, and sends again what found no room.
     pub(super) fn look_at_fills(&mut self, members: &mut dyn Members, now: Instant) {
         for fill in 0..self.fills.len() {
@@ -311,6 +336,11 @@ impl Core {
                 if now >= by { self.close(members, fill, now) } else { self.look_by(by) }
             }
             for position in self.shape.positions() {
+                let of = &self.fills[fill];
+                let waits = matches!(of.chunks[usize::from(position)], Chunk::Unsent | Chunk::Sent(..));
+                if waits && self.watch.is_silent(of.members[usize::from(position)]) {
+                    self.divert(members, fill, position, now);
+                }
                 match self.fills[fill].chunks[usize::from(position)] {
                     Chunk::Unsent => self.send(members, fill, position, now),
                     Chunk::Sent(_, since) if now >= since + SUSPECT_AFTER => {

@@ -1,7 +1,7 @@
 //! What stripes need of the servers below them, which may as well be simulated.
 
 use std::os::fd::BorrowedFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use spillway_core::Page;
 
@@ -68,6 +68,8 @@ pub(crate) trait Members: Send {
     fn page_hash(&self) -> PageHash;
     /// How one is.
     fn health(&self, member: u8, now: Instant) -> Health;
+    /// How long one has said nothing while something was asked of it.
+    fn silence(&self, member: u8, now: Instant) -> Duration;
     /// What is known of a chunk, also while it is put.
     fn chunk(&self, chunk: Handle, now: Instant) -> Chunk;
     /// Begins to put a chunk there and nowhere else. [`Completion::Put`] tells; after an error the handle is void.

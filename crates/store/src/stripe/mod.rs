@@ -308,6 +308,9 @@ impl Core {
 
     /// Keeps deadlines.
     fn look(&mut self, members: &mut dyn Members, now: Instant) {
+        if self.watch.listen(members, now) {
+            self.look_by(now + LOOK);
+        }
         self.look_at_fills(members, now);
         self.look_at_jobs(now);
         self.watch_jobs(now);

@@ -6,6 +6,10 @@ use super::members::{Health, Members};
 
 /// What a member may leave unanswered before it is suspected, while others answer in a fraction of that.
 pub(super) const SUSPECT_AFTER: Duration = Duration::from_millis(50);
+/// What is suspected and has said nothing at all for so long is silent: nobody waits for it to take what others can. By then it
+/// was asked whether it lives, after a quarter of the patience with it and a tick (0.4 s), so what is only slow is not silent.
+/// And no access is to take a second.
+pub(super) const SILENT_AFTER: Duration = Duration::from_millis(500);
 /// How long suspicion lasts if nothing is heard; any answer ends it.
 const SUSPECTED_FOR: Duration = Duration::from_secs(1);
 
@@ -17,6 +21,7 @@ pub(super) struct Watch {
 #[derive(Clone, Copy, Default)]
 struct Watched {
     suspected_until: Option<Instant>,
+    silent: bool,
     known: Health,
 }
 
@@ -30,7 +35,27 @@ impl Watch {
     }
 
     pub(super) fn answered(&mut self, member: u8) {
-        self.members[usize::from(member)].suspected_until = None;
+        let watched = &mut self.members[usize::from(member)];
+        (watched.suspected_until, watched.silent) = (None, false);
+    }
+
+    /// Listens to those that are suspected; suspicion lasts as long as silence. Returns whether one is silent.
+    pub(super) fn listen(&mut self, members: &dyn Members, now: Instant) -> bool {
+        let mut any = false;
+        for member in 0..members.count() {
+            let silent = self.is_suspect(member, now) && members.silence(member, now) >= SILENT_AFTER;
+            self.members[usize::from(member)].silent = silent;
+            if silent {
+                self.suspect(member, now);
+            }
+            any |= silent;
+        }
+        any
+    }
+
+    /// Whether it was silent when it was last listened to.
+    pub(super) fn is_silent(&self, member: u8) -> bool {
+        self.members[usize::from(member)].silent
     }
 
     pub(super) fn is_suspect(&self, member: u8, now: Instant) -> bool {

@@ -6,9 +6,11 @@ mod servers;
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
 
 use model::{Model, Seen, Setting, Weather};
 
+use super::watch::SILENT_AFTER;
 use super::{Mutation, Shape};
 use crate::Urgency;
 
@@ -113,6 +115,21 @@ fn a_member_that_goes_in_the_middle_of_a_fetch_is_not_waited_for() {
     model.until("all is answered", |model| model.is_answered());
     let took = model.now() - asked;
     assert!(took < super::watch::SUSPECT_AFTER, "{took:?}: it was made out of others only when it was suspected");
+}
+
+#[test]
+fn what_a_silent_member_does_not_take_is_put_elsewhere() {
+    // With a spare, its chunks go there; without, the pages go to shorter rows.
+    for (data, parity, servers) in [(4, 1, 5), (4, 1, 7), (4, 2, 6), (1, 1, 3)] {
+        let shape = Shape { data, parity };
+        let weather = Weather::Survivable;
+        let mut model = Model::new(Setting { shape, servers, entries: 400, steps: 0, weather, mutation: None }, 3);
+        let asked = model.now();
+        model.world.lock().unwrap().servers[1].stalled_until = Some(asked + Duration::from_secs(5));
+        model.insist();
+        let took = model.now() - asked;
+        assert!(took < SILENT_AFTER + Duration::from_millis(300), "{shape:?}: {took:?}");
+    }
 }
 
 #[test]

@@ -126,6 +126,18 @@ impl Model {
         self.until("all is kept", |model| model.table.iter().flatten().all(|entry| !entry.putting));
     }
 
+    /// The same, however often a page is refused.
+    pub(super) fn insist(&mut self) {
+        while !self.table.iter().all(|entry| entry.is_some_and(|entry| !entry.putting)) {
+            for at in 0..self.table.len() {
+                if self.table[at].is_none() {
+                    self.put(at);
+                }
+            }
+            self.progress();
+        }
+    }
+
     /// Whether nothing is being read.
     pub(super) fn is_answered(&self) -> bool {
         self.table.iter().flatten().all(|entry| entry.getting.is_none())

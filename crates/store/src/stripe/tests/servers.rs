@@ -51,6 +51,7 @@ pub(super) struct Server {
     pub(super) lies: bool,
     life: u16,
     puts: usize,
+    heard: Option<Instant>,
 }
 
 pub(super) struct World {
@@ -208,6 +209,7 @@ impl World {
         }
         for (_, chunk, page) in due {
             let Some(slot) = self.slots.get(&chunk) else { continue };
+            self.servers[usize::from(slot.member)].heard = Some(now);
             match slot.state {
                 State::Putting => {
                     let server = &mut self.servers[usize::from(slot.member)];
@@ -280,6 +282,14 @@ impl Members for Simulated {
             load: 0,
             puts: server.puts,
         }
+    }
+
+    fn silence(&self, member: u8, now: Instant) -> Duration {
+        let world = self.world();
+        let of_it = |chunk: &u32| world.slots.get(chunk).is_some_and(|slot| slot.member == member);
+        let owed = world.answers.iter().filter(|(_, chunk, _)| of_it(chunk)).map(|(due, ..)| *due).min();
+        let since = owed.map(|due| world.servers[usize::from(member)].heard.map_or(due, |heard| heard.max(due)));
+        since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
 
     fn chunk(&self, chunk: Handle, _now: Instant) -> Chunk {

@@ -1,0 +1,154 @@
+//! How a driver begins, and how targets and settings come to it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::{Receiver, Sender};
+
+use spillway_core::TargetId;
+use spillway_core::pager::{Budget, Config, Pager};
+use spillway_core::policy::{Kind, Settings};
+use spillway_store::Store;
+
+use super::eviction::Yield;
+use super::hands::Hands;
+use super::journeys::Journeys;
+use super::tape::Tape;
+use super::{BUFFERS, Command, Driver, UNPOLLED_MAX, WRITE_BATCH};
+use crate::access::Access;
+use crate::estate::Estate;
+use crate::placement::Placement;
+use crate::recording::Recording;
+use crate::shared::Shared;
+use crate::sys::fd::Bell;
+use crate::sys::sched::{Class, Cpus, set_class, thread_id};
+use crate::target::Target;
+use crate::watcher::Request;
+
+/// What joins the fault thread to the others.
+pub struct Wires {
+    /// What is asked of it,
+    pub commands: Receiver<Command>,
+    /// and what wakes it for that.
+    pub bell: Arc<Bell>,
+    /// What it tells the watcher.
+    pub reports: Sender<Request>,
+    /// What it publishes.
+    pub shared: Arc<Shared>,
+}
+
+impl Driver {
+    /// A driver without targets, to be run on the thread that makes it.
+    pub fn new(
+        budget: Budget,
+        replacement: Settings,
+        store: Box<dyn Store>,
+        estate: Option<Estate>,
+        wires: Wires,
+    ) -> Self {
+        let config = Self::config(budget, &*store);
+        let core = match &estate {
+            Some(estate) => Pager::lasting(config, estate.vault().lasting()),
+            None => Pager::new(config),
+        };
+        Self::with(core, replacement, store, estate, wires)
+    }
+
+    /// What a core is made with that has this store.
+    pub(super) fn config(budget: Budget, store: &dyn Store) -> Config {
+        let write_batch = if store.descriptor().is_some() { WRITE_BATCH } else { 1 };
+        Config { budget, buffers: BUFFERS, write_batch }
+    }
+
+    /// A driver around this core.
+    pub(super) fn with(
+        core: Pager,
+        replacement: Settings,
+        store: Box<dyn Store>,
+        estate: Option<Estate>,
+        Wires { commands, bell, reports, shared }: Wires,
+    ) -> Self {
+        shared.thread.store(thread_id(), Relaxed);
+        let follow = std::env::var_os("SPILLWAY_PLACEMENT").is_none_or(|value| value != "off");
+        let journeys = Journeys::new(store.as_ref());
+        let mut driver = Self {
+            tape: None,
+            core,
+            journeys,
+            hands: Hands::new(store, BUFFERS, estate, Arc::clone(&bell)),
+            targets: Vec::new(),
+            access: None,
+            commands,
+            bell,
+            reports,
+            shared,
+            placement: Placement::new(follow),
+            polled: Vec::new(),
+            release: None,
+            leaving: Vec::new(),
+            slept: false,
+            unpolled: UNPOLLED_MAX,
+            dry: true,
+            untidy: false,
+            yields: Yield::default(),
+            awaits_agent: false,
+            awaits_store: false,
+            succeeds: false,
+        };
+        driver.set_replacement(replacement);
+        driver.core.restock();
+        driver
+    }
+
+    /// The same, recording what happens, if that is asked for.
+    pub fn record(mut self, recording: Option<Recording>) -> Self {
+        self.tape = recording.map(|recording| Tape::begin(recording, &mut self.core));
+        self
+    }
+
+    pub(super) fn add(&mut self, target: Target) {
+        let at = target.id.0 as usize;
+        if self.targets.len() <= at {
+            self.targets.resize_with(at + 1, || None);
+        }
+        self.watch(target.id, target.agent.as_ref().map(|agent| agent.pid));
+        self.targets[at] = Some(target);
+    }
+
+    /// Its access bits are looked at from now on, where they can be.
+    pub(super) fn watch(&mut self, target: TargetId, pid: Option<i32>) {
+        if let (Some(access), Some(pid)) = (&mut self.access, pid) {
+            // Without, its pages leave in turn.
+            let _ = access.add(target, pid);
+        }
+    }
+
+    /// Other replacement settings; access bits are looked at from now on where those need them, and no more where they do not.
+    pub(super) fn set_replacement(&mut self, settings: Settings) {
+        self.core.set_replacement(settings);
+        if settings.policy != Kind::Nru {
+            self.access = None;
+        } else if self.access.is_none() {
+            self.access = Access::open().ok();
+            for at in 0..self.targets.len() {
+                let Some(target) = &self.targets[at] else { continue };
+                self.watch(target.id, target.agent.as_ref().map(|agent| agent.pid));
+            }
+        }
+        self.shared.access_bits.store(self.access.is_some(), Relaxed);
+    }
+
+    /// Agents run where and as the fault thread runs.
+    pub(super) fn place_agents(&self) {
+        let cpus = match self.placement.followed() {
+            Some(cpu) => Ok(Cpus::one(cpu)),
+            None => Cpus::of(0),
+        };
+        let Ok(cpus) = cpus else { return };
+        let class = if self.shared.idle.load(Relaxed) { Class::Idle } else { Class::Normal };
+        for agent in self.targets.iter().flatten().filter_map(|target| target.agent.as_ref()) {
+            // A failure leaves it where it is, which is slower and not wrong.
+            let _ = cpus.confine(agent.thread);
+            let _ = set_class(agent.thread, class);
+        }
+    }
+}
