@@ -347,6 +347,7 @@ mod tests {
             let said = answers(&daemon, Peer::Command, text.as_bytes());
             said.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
         };
+        assert_eq!(lines("{\"op\":\"stats\"}\n")[0]["ok"]["targets"], json!([]));
         let said = lines("{\"op\":\"adopt\",\"pid\":5}\n{\"op\":\"adopt\",\"pid\":6,\"share\":{\"max\":\"8M\"}}\n");
         assert!(said.iter().all(|line| line.get("ok").is_some()), "{said:?}");
         lines("{\"op\":\"share\",\"pid\":5,\"share\":{\"min\":\"4M\",\"weight\":300}}\n");

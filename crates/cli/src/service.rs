@@ -153,9 +153,9 @@ pub(crate) struct Listing {
     /// Where a daemon's pages are.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) pool: String,
-    /// What a daemon manages.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) targets: Vec<TargetListing>,
+    /// What a daemon manages, also when that is nothing; no word of it where this is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) targets: Option<Vec<TargetListing>>,
     /// The counters, `pid` among them.
     #[serde(flatten)]
     pub(crate) snapshot: Snapshot,
@@ -240,9 +240,10 @@ impl<P: Paging> Service<P> {
     pub(crate) fn listing(&self) -> Listing {
         let pager_pid = i32::try_from(std::process::id()).unwrap_or(0);
         // Counting them makes the pager publish what it knows now.
-        let trees = self.host.as_ref().map(|_| self.pager.trees()).unwrap_or_default();
-        let targets = self.host.iter().flat_map(|host| trees.iter().map(|tree| host.listing(tree.clone())));
-        let targets = targets.filter(|target| !target.ended).collect();
+        let targets = self.host.as_ref().map(|host| {
+            let targets = self.pager.trees().into_iter().map(|tree| host.listing(tree));
+            targets.filter(|target| !target.ended).collect()
+        });
         let snapshot = self.snapshot();
         Listing {
             pager_pid,
