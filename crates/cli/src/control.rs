@@ -9,7 +9,7 @@ pub(crate) use crate::request::{Reply, Request};
 
 use crate::lines::{LineError, Lines};
 use crate::service::{Paging, Service};
-use crate::{local, say, sys};
+use crate::{say, sys};
 use serde_json::{Value, json};
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -140,7 +140,7 @@ fn answer<P: Paging>(request: Request, lines: &mut Lines, service: &Service<P>) 
             Ok(()) => Reply::Ok(json!({})),
             Err(error) => Reply::Error(error.to_string()),
         },
-        Request::Resize { local } => match local::parse(&local).and_then(|local| service.resize(local)) {
+        Request::Resize { local } => match service.resize_to(&local) {
             Ok(()) => Reply::Ok(json!({})),
             Err(failure) => Reply::Error(failure.to_string()),
         },
@@ -272,6 +272,9 @@ mod tests {
         fn resize(&self, local: Local) -> Result<(), String> {
             *self.local.lock().expect("sound") = Some(local);
             Ok(())
+        }
+        fn choice(&self) -> Choice {
+            Choice::default()
         }
     }
 

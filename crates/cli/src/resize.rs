@@ -18,7 +18,8 @@ pub(crate) struct Args {
 
 /// Returns when the pager has taken the order; memory above the new budget is given back in the background.
 pub(crate) fn resize(args: &Args) -> Result<u8, Failure> {
-    local::parse(&args.local)?;
+    // How little it may be is known to the pager.
+    local::parse_from(&args.local, 0)?;
     let mut found = sockets::pager_of(args.pid)?;
     let local = args.local.clone();
     let request = if found.listing.daemon && !found.is_daemon_itself() {

@@ -9,7 +9,7 @@ use crate::stops;
 use crate::trace::FileRecorder;
 use serde::{Deserialize, Serialize};
 use spillway_core::policy::{SettingError, Settings};
-use spillway_pager::{Local, Pager, Share, Snapshot, TreeSnapshot};
+use spillway_pager::{Choice, Local, Pager, Share, Snapshot, TreeSnapshot};
 use spillway_store::vault::VERSION;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -42,6 +42,8 @@ pub(crate) trait Paging: Send + Sync {
     fn trees(&self) -> Vec<TreeSnapshot>;
     /// Changes the budget, if what is promised to targets fits into it.
     fn resize(&self, local: Local) -> Result<(), String>;
+    /// Which mappings are managed.
+    fn choice(&self) -> Choice;
 }
 
 impl Paging for Pager {
@@ -87,6 +89,10 @@ impl Paging for Pager {
 
     fn resize(&self, local: Local) -> Result<(), String> {
         Self::resize(self, local).map_err(|error| error.to_string())
+    }
+
+    fn choice(&self) -> Choice {
+        Self::choice(self)
     }
 }
 
@@ -392,6 +398,9 @@ mod tests {
         }
         fn resize(&self, _: Local) -> Result<(), String> {
             Ok(())
+        }
+        fn choice(&self) -> Choice {
+            Choice::default()
         }
     }
 

@@ -32,6 +32,7 @@ use spillway_core::{Span, TargetId};
 use spillway_store::{Store, Urgency};
 
 use crate::access::Access;
+use crate::choice::Choice;
 use crate::estate::Estate;
 use crate::placement::Placement;
 use crate::recording::Recording;
@@ -78,6 +79,8 @@ const ASK_AGAIN_NS: u64 = 20_000_000;
 /// See the module's documentation.
 pub struct Driver {
     core: Pager,
+    /// Which mappings are managed.
+    choice: Choice,
     hands: Hands,
     journeys: Journeys,
     targets: Vec<Option<Target>>,
@@ -150,6 +153,7 @@ impl Driver {
         let mut driver = Self {
             tape: None,
             core,
+            choice: Choice::default(),
             journeys,
             hands: Hands::new(store, BUFFERS, estate, Arc::clone(&bell)),
             targets: Vec::new(),
@@ -173,6 +177,11 @@ impl Driver {
         driver.set_replacement(replacement);
         driver.core.restock();
         driver
+    }
+
+    /// The same, of which only some mappings are managed.
+    pub fn choose(self, choice: Choice) -> Self {
+        Self { choice, ..self }
     }
 
     /// The same, recording what happens, if that is asked for.
