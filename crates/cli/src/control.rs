@@ -216,7 +216,7 @@ mod tests {
     use crate::daemon::Host;
     use crate::lines::LINE_BYTES_MAX;
     use spillway_core::policy::{Kind, Scope, Settings};
-    use spillway_pager::{Local, Share, Snapshot, TreeSnapshot};
+    use spillway_pager::{Choice, Local, Share, Snapshot, TreeSnapshot};
     use std::io::{Read, Write};
     use std::sync::Mutex;
 

@@ -11,6 +11,11 @@ use crate::sys::ptrace::let_go_of_left;
 pub(super) const LOOK_SOONEST: Duration = Duration::from_millis(1);
 /// The longest, while nothing changes.
 pub(super) const LOOK_LATEST: Duration = Duration::from_millis(20);
+/// Looks that find nothing new may take this share of the watcher's time: one part in ten. With many targets a look takes as long
+/// as the shortest pause; at the priority that the watcher has, little would be left for the fault thread where CPUs are busy.
+const LOOK_SHARE: u32 = 10;
+/// Pauses are no longer than this for that reason.
+const LOOK_RARELY: Duration = Duration::from_millis(100);
 /// How often while the fault thread is in the idle class: each look, on whichever CPU, may drive the faulting thread away
 /// from it.
 const LOOK_WHILE_IDLE: Duration = Duration::from_millis(8);
@@ -82,7 +87,8 @@ impl Watcher {
         if changed {
             self.changed_at = Some(now);
         }
-        self.next_look(unmanaged_pages, changed)
+        let next = self.next_look(unmanaged_pages, changed);
+        if changed { next } else { next.max((now.elapsed() * (LOOK_SHARE - 1)).min(LOOK_RARELY)) }
     }
 
     /// Soon while something changes, or while what is left of the budget could be touched soon.
