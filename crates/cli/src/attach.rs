@@ -36,8 +36,7 @@ pub(crate) struct Args {
     /// Local memory for all of it: 512M, 2G, or a share of what it touches [default: 50%, or what it was]
     #[arg(long, value_name = "SIZE|PERCENT")]
     local: Option<String>,
-    /// Manage only mappings of at least this size: a guest's memory, and not its monitor's own. The budget may then be small:
-    /// docs/VMM.md
+    /// Manage only mappings so large: a guest's memory, not its monitor's own; down to 4K
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     least_mapping: Option<u64>,
     /// Where the rest goes; local: is this host, compressed [default: local:, or where it is]
