@@ -215,7 +215,7 @@ class Console:
             ready, _, _ = select.select([self.process.stdout], [], [], max(0, left))
             assert ready, f"the guest did not say {pattern!r} within {timeout} s; last: {self.seen!r}"
             text = os.read(self.process.stdout.fileno(), 4096).decode(errors="replace")
-            assert text, f"the console closed before {pattern!r}; stderr: {self.process.stderr.read()}"
+            assert text, f"the console closed before {pattern!r}; last: {self.lines[-3:]}; stderr: {self.process.stderr.read()}"
             self.seen += text
 
     def say(self, line):
