@@ -16,7 +16,7 @@ use crate::trouble::Trouble;
 use crate::{control, local, pool, replacement, say, sockets, sys};
 use spillway_core::policy::Settings;
 use spillway_core::size::{Bytes, parse_bytes};
-use spillway_pager::{Choice, Error, Local, OnPagerDeath, Options, Pager, Remains};
+use spillway_pager::{Choice, Error, LOCAL_FLOOR_BYTES, Local, OnPagerDeath, Options, Pager, Remains};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -37,7 +37,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE|PERCENT")]
     local: Option<String>,
     /// Manage only mappings so large: a guest's memory, not its monitor's own; down to 4K
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = least_mapping)]
     least_mapping: Option<u64>,
     /// Where the rest goes; local: is this host, compressed [default: local:, or where it is]
     #[arg(long, value_name = "URL")]
@@ -52,6 +52,18 @@ pub(crate) struct Args {
     /// Say nothing but what went wrong
     #[arg(short, long)]
     quiet: bool,
+}
+
+/// Parses what `--least-mapping` is given.
+fn least_mapping(text: &str) -> Result<u64, String> {
+    match parse_bytes(text) {
+        Err(error) => Err(error.to_string()),
+        Ok(bytes) if bytes < LOCAL_FLOOR_BYTES => {
+            let least = Bytes(LOCAL_FLOOR_BYTES);
+            Err(format!("smaller mappings than {least} are what a program itself works with: give the guest's size"))
+        }
+        Ok(bytes) => Ok(bytes),
+    }
 }
 
 /// Adopts the process and stays until it is gone or free.
@@ -193,6 +205,7 @@ pub(crate) fn manage(pid: i32, terms: &Terms<'_>, lasts: Option<Duration>) -> Re
     let service = Arc::new(Service::new(Pager::adopt(pid, options)?, pid, 0));
     let now = service.snapshot();
     let (pause, touched) = (now.adopt_pause_us, Bytes(now.touched_bytes));
+    local::warning(local).into_iter().for_each(say::note);
     let note = format!("adopted process {pid} in a pause of {pause:.0} us, {touched} touched; Ctrl-C lets it go");
     serve_until_gone(&service, lasts, (!terms.quiet).then_some(note));
     let last = service.snapshot();

@@ -154,8 +154,9 @@ impl Pager {
         self.wanted_captures().min(self.batch_pages().max(self.excess_pages())).min(BATCH_PAGES_MAX)
     }
 
-    /// The most pages to capture at once where no more than that are beyond the budget. Large, because a batch has a fixed cost, and because then fewer than one fault in
-    /// a hundred meets one; but a small budget should not lose a large part of itself to it.
+    /// The most pages to capture at once, where no more than that are beyond the budget. Large, because a batch has a fixed
+    /// cost, and because then fewer than one fault in a hundred meets one; but a small budget should not lose a large part of
+    /// itself to it.
     pub fn batch_pages(&self) -> u64 {
         let sixteenth = (self.budget_pages() / 16).max(1);
         (self.budget_pages() / 256).clamp(8, BATCH_PAGES_MAX).min(sixteenth)
