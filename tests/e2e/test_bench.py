@@ -50,6 +50,16 @@ def test_a_tiny_run_is_recorded(processes, spillway, tmp_path):
     assert left_behind() == before
 
 
+def test_a_short_churn_is_recorded(processes, spillway, tmp_path):
+    words = [REPOSITORY / "bench/churn", "--minutes", 0, "--targets", 8, "--active", 2, "--rest", 0, "--record", "tiny", "--into", tmp_path]
+    run = processes.start([*words, "--spillway", spillway.path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    out, err = run.communicate(timeout=80)
+    assert run.returncode == 0, err
+    assert out in (tmp_path / "tiny.md").read_text() and out.count("did not grow") == 4
+    (only,) = json.loads((tmp_path / "tiny.json").read_text())["rounds"]
+    assert only["evicted_pages"] > 0 and only["has"]["threads"] > 3, only
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_cleans_up_when_it_is_interrupted(processes, spillway, number):
     before = left_behind()

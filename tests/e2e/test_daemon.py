@@ -1,17 +1,13 @@
 """One pager for all targets of a host: `spillway daemon`, what is asked of it, and what becomes of its targets when it dies."""
 
-import contextlib
-import json
 import os
-import pathlib
 import random
 import signal
-import socket
-import subprocess
 import time
 
 import harness
 import pytest
+from daemons import Daemon, resources
 from harness import MIB, eventually
 from mechanics import Program, refused, running, traits
 
@@ -23,58 +19,6 @@ STALL_SECONDS = 2.0
 @pytest.fixture
 def fill(build):
     return build("fill")
-
-
-class Daemon:
-    """A daemon at a place of its own, so that one of this machine's is left alone."""
-
-    def __init__(self, processes, spillway, directory):
-        self.processes, self.spillway = processes, spillway
-        self.socket = pathlib.Path(directory) / "daemon.sock"
-        self.process = None
-
-    def command(self, *arguments):
-        return [self.spillway.path, "daemon", *map(str, arguments)]
-
-    def start(self, *arguments):
-        """Starts it, and waits until it listens; what it said on its first lines."""
-        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-        self.process = self.processes.start(self.command(*arguments), **pipes)
-        said = []
-        while not said or not said[-1].startswith("spillway: listening"):
-            line = self.process.stderr.readline()
-            assert line, f"it ended with status {self.process.wait(5)}: {said}"
-            said.append(line)
-        return "".join(said)
-
-    @property
-    def pid(self):
-        return self.process.pid
-
-    def kill(self):
-        """Ends it as a crash would."""
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait(10)
-        self.process.stderr.close()
-
-    def ask(self, **request):
-        """One request over the control socket; its answers, the last of which is not progress."""
-        with contextlib.closing(socket.socket(socket.AF_UNIX)) as connection:
-            connection.settimeout(60)
-            connection.connect(str(self.socket))
-            connection.sendall(json.dumps(request).encode() + b"\n")
-            answers = []
-            for line in connection.makefile():
-                answers.append(json.loads(line))
-                if "progress" not in answers[-1]:
-                    return answers
-        raise AssertionError(f"no answer to {request}: {answers}")
-
-    def done(self, **request):
-        """What it answers to a request that must succeed."""
-        answer = self.ask(**request)[-1]
-        assert "ok" in answer, answer
-        return answer["ok"]
 
 
 @pytest.fixture
@@ -303,13 +247,6 @@ def test_a_daemon_that_is_killed_is_taken_over_by_the_next(processes, spillway, 
     targets[1].unharmed()
     for target in targets:
         assert traits(target.pid)["registered"] == 0 and traits(target.pid)["TracerPid"] == "0"
-
-
-def resources(pid):
-    """What a long life must not cost: descriptors, threads, resident memory."""
-    fields = {name: harness.status_field(pid, name) for name in ("VmRSS", "Threads")}
-    kib = int(fields["VmRSS"].split()[0])
-    return len(os.listdir(f"/proc/{pid}/fd")), int(fields["Threads"]), kib
 
 
 @pytest.mark.limit(int(CHURN_SECONDS + 80))

@@ -3,29 +3,18 @@
 The guest's only program, tests/programs/guest/fill.c, checks every word of 160 MiB that it filled.
 """
 
-import json
+import hashlib
 import os
-import pathlib
-import re
-import select
-import shutil
-import socket
+import signal
 import subprocess
 import time
 
+import guests
 import pytest
+from guests import Console, Monitor
 from harness import MIB, anonymous_bytes, assert_kernel_sees, assert_paged, eventually
 
 GUEST_MIB, FILLED_MIB = 256, 160
-
-
-def guest_kernel():
-    """The image that scripts/setup-tests fetched, or that SPILLWAY_GUEST_KERNEL names."""
-    if named := os.environ.get("SPILLWAY_GUEST_KERNEL"):
-        return pathlib.Path(named)
-    home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    cache = pathlib.Path(os.environ.get("SPILLWAY_TEST_CACHE") or pathlib.Path(home) / "spillway-tests")
-    return next(iter(sorted(cache.glob("guest-kernel/boot/vmlinuz-*"))), None)
 
 
 def give_up(why):
@@ -33,116 +22,26 @@ def give_up(why):
     (pytest.fail if os.environ.get("SPILLWAY_TESTS_STRICT") == "1" else pytest.skip)(why)
 
 
-def virtio_drivers():
-    """The kernel's own, which setup-tests unpacks beside it; empty for one that SPILLWAY_GUEST_KERNEL names."""
-    return sorted(guest_kernel().parent.parent.glob("lib/modules/*/kernel/drivers/virtio/*.ko"))
+@pytest.fixture(scope="module")
+def tools(need):
+    """What every guest takes."""
+    kernel = guests.kernel()
+    if not kernel or not kernel.exists():
+        give_up("no guest kernel: scripts/setup-tests fetches one")
+    need("qemu-system-x86_64", "busybox", "cc")
 
 
 @pytest.fixture(scope="module")
-def guest_with(need, programs, tmp_path_factory):
-    """`guest_with(MiB to fill, argument…, drivers=names)` gives the QEMU command of a guest that runs `fill` on its serial console, which is
-    standard input and output."""
-    kernel = guest_kernel()
-    if not kernel or not kernel.exists():
-        give_up("no guest kernel: scripts/setup-tests fetches one")
-    qemu, busybox, _cc = need("qemu-system-x86_64", "busybox", "cc")
-    root = tmp_path_factory.mktemp("guest")
-    for directory in ("bin", "proc", "dev", "lib"):
-        (root / directory).mkdir()
-    shutil.copy(busybox, root / "bin/busybox")
-    (root / "bin/sh").symlink_to("busybox")
-    shutil.copy(programs / "guest/init", root / "init")
-    for driver in virtio_drivers():
-        shutil.copy(driver, root / "lib")
-    compile_fill = ["cc", "-O2", "-static", "-Wall", "-Wextra", "-o", root / "bin/fill", programs / "guest/fill.c"]
-    subprocess.run(compile_fill, check=True, timeout=60)
-    names = "\n".join(str(path.relative_to(root)) for path in sorted(root.rglob("*")))
-    archive = root.parent / "initramfs"
-    with open(archive, "wb") as out:
-        subprocess.run([busybox, "cpio", "-o", "-H", "newc"], input=names.encode(), stdout=out, stderr=subprocess.DEVNULL, cwd=root, check=True)
-    machine = ["-nodefaults", "-no-user-config", "-display", "none", "-serial", "stdio", "-no-reboot"]
-    emulation = ["-accel", "tcg,tb-size=8", "-m", GUEST_MIB, "-kernel", kernel, "-initrd", archive]
-    # Some kernels fill memory with zeros before they give it to anyone, also to the balloon: that would touch all of it.
-    words = "console=ttyS0 quiet panic=-1 memhp_default_state=online init_on_alloc=0"
-
-    def command(fill, *arguments, drivers=()):
-        return [qemu, *machine, *emulation, *arguments, "-append", f"{words} fill={fill} drivers={','.join(drivers)}"]
-
-    return command
+def guest_with(tools, tmp_path_factory):
+    """`guest_with(MiB to fill, argument…, drivers=names)` gives the QEMU command of a guest."""
+    image = guests.Image(tmp_path_factory.mktemp("guest"))
+    return lambda fill, *arguments, drivers=(): guests.command(image, GUEST_MIB, fill, *arguments, drivers=drivers)
 
 
 @pytest.fixture(scope="module")
 def guest(guest_with):
     """The command of one that fills once."""
     return guest_with(FILLED_MIB)
-
-
-class Monitor:
-    """QEMU's own control socket."""
-
-    def __init__(self, path):
-        self.stream = socket.socket(socket.AF_UNIX)
-        self.stream.settimeout(20)
-        eventually(lambda: self.stream.connect_ex(str(path)) == 0, "QEMU's socket")
-        self.lines = self.stream.makefile("r")
-        assert "QMP" in json.loads(self.lines.readline())
-        self.ask("qmp_capabilities")
-
-    def ask(self, command, **arguments):
-        """A command, and its answer."""
-        self.stream.sendall(json.dumps({"execute": command, "arguments": arguments}).encode())
-        while True:
-            answer = json.loads(self.lines.readline())
-            assert "error" not in answer, answer
-            if "return" in answer:
-                return answer["return"]
-
-
-class Console:
-    """The guest's serial console."""
-
-    def __init__(self, running):
-        self.process = running.process
-        self.seen = ""
-
-    def expect(self, pattern, timeout=60):
-        """Reads until a whole line matches, and returns the match."""
-        deadline = time.monotonic() + timeout
-        while True:
-            while "\n" in self.seen:
-                line, self.seen = self.seen.split("\n", 1)
-                if match := re.fullmatch(pattern, line.strip()):
-                    return match
-                assert "wrong=" not in line or "wrong=0" in line, line
-            left = deadline - time.monotonic()
-            ready, _, _ = select.select([self.process.stdout], [], [], max(0, left))
-            assert ready, f"the guest did not say {pattern!r} within {timeout} s; last: {self.seen!r}"
-            text = os.read(self.process.stdout.fileno(), 4096).decode(errors="replace")
-            assert text, f"the console closed before {pattern!r}; stderr: {self.process.stderr.read()}"
-            self.seen += text
-
-    def say(self, line):
-        """Types a line."""
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-
-    def filled(self, timeout=60):
-        """Waits for the guest to have filled and checked its memory; returns the checksum."""
-        return self.expect(r"round \d+ filled (\w+) wrong=0", timeout)[1]
-
-    def verified(self, timeout=60):
-        """Lets the guest check its memory again; returns the checksum."""
-        self.say("go")
-        return self.expect(r"round \d+ verified (\w+) wrong=0", timeout)[1]
-
-    def stop(self):
-        """Lets `fill` end: its memory is free again, and the next one begins if there is one."""
-        self.say("stop")
-        self.expect(r"fill ended with status 0")
-
-    def power_off(self):
-        """The same, where it is the last and the guest ends with it."""
-        self.stop()
 
 
 @pytest.mark.limit(120)
@@ -190,6 +89,65 @@ def test_guest_adopted_while_it_runs_and_shrunk_hard(native, spillway, settled, 
     assert running.finish(timeout=20).status == 0
 
 
+@pytest.fixture
+def cable(need):
+    """A tap device for a guest; skipped where none may be made."""
+    need("ip", "dropbear", "dropbearkey", "dbclient")
+    made = guests.Cable()
+    try:
+        try:
+            made.make()
+        except OSError as refusal:
+            give_up(f"no tap device in a network namespace here: {refusal}")
+        yield made
+    finally:
+        made.remove()
+
+
+@pytest.mark.limit(120)
+def test_a_guest_of_a_few_pages_answers_and_recovers(native, spillway, tools, cable, tmp_path):
+    """Its own memory alone shrinks: to 80 pages, where it answers pings; to 1, where it is alive; and it is let into afterwards."""
+    if not guests.drivers():
+        give_up("no drivers for the guest: scripts/setup-tests fetches them")
+    image, mib = guests.Image(tmp_path, ssh=True), 128
+    where = {"drivers": guests.NETWORK_DRIVERS, "address": cable.GUESTS, "before": cable.within(0)}
+    running = native.start(guests.command(image, mib, 8, *cable.device(), **where), stdin=subprocess.PIPE)
+    console = Console(running)
+    first = console.filled(90)
+    memory = guests.Memory(running.pid, mib)
+    _, own = memory.occupied()
+    pager = spillway.attach(running.pid, "64M", "--least-mapping", f"{mib}M")
+    for pages in (80, 1):
+        spillway.resize(running.pid, f"{pages * 4}K")
+
+        def shrunk(pages=pages):
+            now = spillway.find(running.pid)
+            return now["budget_bytes"] == pages * 4096 and now["local_bytes"] <= pages * 4096 and memory.resident() <= pages
+
+        eventually(shrunk, f"the guest to have {pages} pages", 30)
+        if pages == 80:
+            assert cable.pings(5), "no answer to any ping"
+            assert memory.resident() <= pages
+    # The next pager manages no more than that either.
+    pager.process.kill()
+    assert pager.finish(timeout=10).status == -signal.SIGKILL
+    pager = spillway.attach(running.pid, "64K")
+    # What is QEMU's own is left alone.
+    assert memory.occupied()[1] >= own * 9 // 10
+    done = spillway.cli("resize", running.pid, "4095")
+    assert done.returncode == 2 and "at least 4.0 KiB" in done.stderr, done.stderr
+    time.sleep(2)
+    spillway.resize(running.pid, "64M")
+    proof, _ = cable.login(image, "sha256sum /bin/busybox", 60)
+    assert proof.split()[0] == hashlib.sha256((image.root / "bin/busybox").read_bytes()).hexdigest()
+    assert console.verified() == first
+    spillway.detach(running.pid)
+    assert pager.finish(timeout=10).status == 0
+    console.filled()
+    console.power_off()
+    assert running.finish(timeout=20).status == 0
+
+
 @pytest.mark.limit(150)
 def test_memory_that_is_plugged_in_is_managed(native, spillway, settled, guest_with, tmp_path):
     """What a guest gets at run time is managed as it appears, and leaves like the rest. (Room for more costs this guest 64 MiB, as
@@ -221,13 +179,11 @@ def test_memory_that_is_plugged_in_is_managed(native, spillway, settled, guest_w
 @pytest.mark.parametrize("how", ["reported", "ballooned"])
 def test_memory_that_a_guest_gives_back_is_dropped(native, spillway, settled, guest_with, tmp_path, how):
     """Free pages, by free page reporting or by the balloon, are gone wherever they were: none is fetched or sent for that."""
-    if not virtio_drivers():
+    if not guests.drivers():
         give_up("no drivers for the guest: scripts/setup-tests fetches them")
     qmp, budget = tmp_path / "qmp", 64 * MIB
     device = "virtio-balloon-pci,id=balloon" + (",free-page-reporting=on" if how == "reported" else "")
-    # In the order in which they need each other.
-    drivers = ["virtio_ring", "virtio", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci", "virtio_balloon"]
-    command = guest_with("160,8", "-device", device, "-qmp", f"unix:{qmp},server=on,wait=off", drivers=drivers)
+    command = guest_with("160,8", "-device", device, "-qmp", f"unix:{qmp},server=on,wait=off", drivers=guests.BALLOON_DRIVERS)
     running = native.start(command, stdin=subprocess.PIPE)
     console, monitor = Console(running), Monitor(qmp)
     console.filled(100)

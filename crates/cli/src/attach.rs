@@ -15,8 +15,8 @@ use crate::terms::Terms;
 use crate::trouble::Trouble;
 use crate::{control, local, pool, replacement, say, sockets, sys};
 use spillway_core::policy::Settings;
-use spillway_core::size::Bytes;
-use spillway_pager::{Error, Local, OnPagerDeath, Options, Pager, Remains};
+use spillway_core::size::{Bytes, parse_bytes};
+use spillway_pager::{Choice, Error, LOCAL_FLOOR_BYTES, Local, OnPagerDeath, Options, Pager, Remains};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -36,6 +36,9 @@ pub(crate) struct Args {
     /// Local memory for all of it: 512M, 2G, or a share of what it touches [default: 50%, or what it was]
     #[arg(long, value_name = "SIZE|PERCENT")]
     local: Option<String>,
+    /// Manage only mappings so large: a guest's memory, not its monitor's own; down to 4K
+    #[arg(long, value_name = "SIZE", value_parser = least_mapping)]
+    least_mapping: Option<u64>,
     /// Where the rest goes; local: is this host, compressed [default: local:, or where it is]
     #[arg(long, value_name = "URL")]
     pool: Option<String>,
@@ -49,6 +52,18 @@ pub(crate) struct Args {
     /// Say nothing but what went wrong
     #[arg(short, long)]
     quiet: bool,
+}
+
+/// Parses what `--least-mapping` is given.
+fn least_mapping(text: &str) -> Result<u64, String> {
+    match parse_bytes(text) {
+        Err(error) => Err(error.to_string()),
+        Ok(bytes) if bytes < LOCAL_FLOOR_BYTES => {
+            let least = Bytes(LOCAL_FLOOR_BYTES);
+            Err(format!("smaller mappings than {least} are what a program itself works with: give the guest's size"))
+        }
+        Ok(bytes) => Ok(bytes),
+    }
 }
 
 /// Adopts the process and stays until it is gone or free.
@@ -65,6 +80,7 @@ pub(crate) fn attach(args: &Args) -> Result<u8, Failure> {
     }
     let terms = Terms {
         local: args.local.as_deref().unwrap_or(DEFAULT_LOCAL),
+        choice: Choice { least_mapping_bytes: args.least_mapping.unwrap_or(0) },
         pool: args.pool.as_deref().unwrap_or(pool::DEFAULT),
         replacement: args.replacement.settings(),
         stats: args.stats.as_deref(),
@@ -80,6 +96,11 @@ fn hand_to(client: &Client, args: &Args) -> Result<u8, Failure> {
     if args.stats.is_some() {
         return Err(Failure::refused(
             "the daemon keeps the counters: `spillway ps --json` shows them; leave --stats out, or add --no-daemon",
+        ));
+    }
+    if args.least_mapping.is_some() {
+        return Err(Failure::refused(
+            "the daemon manages all mappings of a process: leave --least-mapping out, or add --no-daemon",
         ));
     }
     refuse_managed(pid)?;
@@ -115,7 +136,16 @@ fn take_over(args: &Args, remains: Remains) -> Result<u8, Failure> {
     if let Some(other) = args.pool.as_ref().filter(|pool| **pool != url) {
         return Err(Failure::refused(format!("the pages of process {} are in `{url}`, not in `{other}`", args.pid)));
     }
-    let local = args.local.as_deref().map(local::parse).transpose()?;
+    let choice = remains.choice();
+    if let Some(other) = args.least_mapping.filter(|bytes| *bytes != choice.least_mapping_bytes) {
+        let (other, was) = (Bytes(other), Bytes(choice.least_mapping_bytes));
+        return Err(Failure::refused(format!(
+            "mappings of process {} are managed from {was} on, not from {other}: leave --least-mapping out, or detach it first",
+            args.pid
+        )));
+    }
+    let parse = |text| local::parse_from(text, choice.floor_bytes());
+    let local = args.local.as_deref().map(parse).transpose()?;
     // What is not said stays as it was.
     let chosen = args.replacement.settings();
     let changes = Changes { local, replacement: (chosen != Settings::default()).then_some(chosen) };
@@ -163,18 +193,19 @@ pub(crate) fn serve_on(
 
 /// Does what `attach` does, and lets the process go unasked when so much time has passed.
 pub(crate) fn manage(pid: i32, terms: &Terms<'_>, lasts: Option<Duration>) -> Result<u8, Failure> {
-    let local = local::parse(terms.local)?;
+    let local = local::parse_from(terms.local, terms.choice.floor_bytes())?;
     pool::parse(terms.pool)?;
     let stats = terms.stats.map(StatsFile::prepare).transpose()?;
     sys::block_signals();
     refuse_managed(pid)?;
     let (recording, recorder) = terms.tape.map(|tape| tape.start(local)).transpose()?.unzip();
-    let (replacement, on_pager_death) = (terms.replacement, OnPagerDeath::HoldTarget);
+    let (choice, replacement, on_pager_death) = (terms.choice, terms.replacement, OnPagerDeath::HoldTarget);
     let (store, lasting) = pool::open_lasting(terms.pool)?;
-    let options = Options { local, replacement, store, on_pager_death, recording, lasting };
+    let options = Options { local, choice, replacement, store, on_pager_death, recording, lasting };
     let service = Arc::new(Service::new(Pager::adopt(pid, options)?, pid, 0));
     let now = service.snapshot();
     let (pause, touched) = (now.adopt_pause_us, Bytes(now.touched_bytes));
+    local::warning(local).into_iter().for_each(say::note);
     let note = format!("adopted process {pid} in a pause of {pause:.0} us, {touched} touched; Ctrl-C lets it go");
     serve_until_gone(&service, lasts, (!terms.quiet).then_some(note));
     let last = service.snapshot();

@@ -9,7 +9,7 @@ pub(crate) use crate::request::{Reply, Request};
 
 use crate::lines::{LineError, Lines};
 use crate::service::{Paging, Service};
-use crate::{local, say, sys};
+use crate::{say, sys};
 use serde_json::{Value, json};
 use std::io;
 use std::os::fd::AsFd;
@@ -141,7 +141,7 @@ fn answer<P: Paging>(request: Request, lines: &mut Lines, service: &Service<P>) 
             Ok(()) => Reply::Ok(json!({})),
             Err(error) => Reply::Error(error.to_string()),
         },
-        Request::Resize { local } => match local::parse(&local).and_then(|local| service.resize(local)) {
+        Request::Resize { local } => match service.resize_to(&local) {
             Ok(()) => Reply::Ok(json!({})),
             Err(failure) => Reply::Error(failure.to_string()),
         },
@@ -217,7 +217,7 @@ mod tests {
     use crate::daemon::Host;
     use crate::lines::LINE_BYTES_MAX;
     use spillway_core::policy::{Kind, Scope, Settings};
-    use spillway_pager::{Local, Share, Snapshot, TreeSnapshot};
+    use spillway_pager::{Choice, Local, Share, Snapshot, TreeSnapshot};
     use std::io::{Read, Write};
     use std::sync::Mutex;
 
@@ -273,6 +273,9 @@ mod tests {
         fn resize(&self, local: Local) -> Result<(), String> {
             *self.local.lock().expect("sound") = Some(local);
             Ok(())
+        }
+        fn choice(&self) -> Choice {
+            Choice::default()
         }
     }
 
@@ -348,6 +351,7 @@ mod tests {
             let said = answers(&daemon, Peer::Command, text.as_bytes());
             said.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
         };
+        assert_eq!(lines("{\"op\":\"stats\"}\n")[0]["ok"]["targets"], json!([]));
         let said = lines("{\"op\":\"adopt\",\"pid\":5}\n{\"op\":\"adopt\",\"pid\":6,\"share\":{\"max\":\"8M\"}}\n");
         assert!(said.iter().all(|line| line.get("ok").is_some()), "{said:?}");
         lines("{\"op\":\"share\",\"pid\":5,\"share\":{\"min\":\"4M\",\"weight\":300}}\n");

@@ -21,7 +21,7 @@ pub(crate) use host::{Host, TargetListing};
 pub(crate) use place::path;
 use spillway_core::policy::Settings;
 use spillway_core::size::Bytes;
-use spillway_pager::{Local, OnPagerDeath, Options, Pager, Remains};
+use spillway_pager::{Choice, Local, OnPagerDeath, Options, Pager, Remains};
 use spillway_store::vault::{VERSION, host_memory_bytes};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
@@ -122,6 +122,7 @@ fn start(said: &Said) -> Result<(Pager, String, String), Failure> {
     let (store, lasting) = pool::open_lasting(&url)?;
     let options = Options {
         local,
+        choice: Choice::default(),
         replacement: said.replacement.unwrap_or_default(),
         store,
         on_pager_death: OnPagerDeath::HoldTarget,

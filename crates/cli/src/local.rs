@@ -7,10 +7,13 @@ use spillway_pager::{LOCAL_FLOOR_BYTES, Local};
 /// No limit.
 pub(crate) const ALL: &str = "all";
 
-const FLOOR: Bytes = Bytes(LOCAL_FLOOR_BYTES);
-
 /// Parses `512M`, `2G`, `1073741824`, `50%` or `all`.
 pub(crate) fn parse(text: &str) -> Result<Local, Failure> {
+    parse_from(text, LOCAL_FLOOR_BYTES)
+}
+
+/// The same where a budget may have `floor_bytes`, and no less.
+pub(crate) fn parse_from(text: &str, floor_bytes: u64) -> Result<Local, Failure> {
     let refuse = |why: String| Err(Failure::refused(why));
     if text == ALL {
         return Ok(Local::All);
@@ -23,11 +26,23 @@ pub(crate) fn parse(text: &str) -> Result<Local, Failure> {
     }
     match parse_bytes(text) {
         Err(error) => refuse(error.to_string()),
-        Ok(bytes) if bytes < LOCAL_FLOOR_BYTES => {
-            refuse(format!("`{text}` of local memory is too little to run in: give at least {FLOOR}"))
+        Ok(bytes) if bytes < floor_bytes => {
+            let least = Bytes(floor_bytes);
+            refuse(format!("`{text}` of local memory is too little to run in: give at least {least}"))
         }
         Ok(bytes) => Ok(Local::Bytes(bytes)),
     }
+}
+
+/// A budget below this is enough for no instruction that touches many pages at once.
+const BARE_BYTES: u64 = 16 * 4096;
+
+/// What to expect of a budget that is only for guests of a software emulation, which touches one page of theirs at a time.
+pub(crate) fn warning(local: Local) -> Option<&'static str> {
+    let is_bare = matches!(local, Local::Bytes(bytes) if bytes < BARE_BYTES);
+    is_bare.then_some(
+        "in less than 64K only a guest of QEMU's software emulation is sure to go on: docs/VMM.md; `spillway resize` gives more",
+    )
 }
 
 #[cfg(test)]
@@ -73,5 +88,8 @@ mod tests {
         for text in ["0", "1", "4095K", "3M"] {
             assert!(parse(text).expect_err(text).to_string().contains("at least 4.0 MiB"));
         }
+        assert!(warning(Local::Bytes(BARE_BYTES)).is_none() && warning(Local::Bytes(4096)).is_some());
+        assert_eq!(parse_from("720K", 4096).ok(), Some(Local::Bytes(180 * 4096)));
+        assert!(parse_from("4095", 4096).expect_err("a byte less").to_string().contains("at least 4.0 KiB"));
     }
 }

@@ -14,7 +14,7 @@ use crate::trouble::Trouble;
 use crate::{local, pool, replacement, say, sockets, sys};
 use serde_json::json;
 use spillway_core::policy::Settings;
-use spillway_pager::{OnPagerDeath, Options, Pager, Snapshot};
+use spillway_pager::{Choice, OnPagerDeath, Options, Pager, Snapshot};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -184,6 +184,7 @@ fn start(args: &Args) -> Result<(Pager, Option<FileRecorder>), Failure> {
     let (recording, recorder) = tape.map(|tape| tape.start(local)).transpose()?.unzip();
     let options = Options {
         local,
+        choice: Choice::default(),
         replacement: args.replacement.settings(),
         store: pool::open(&args.pool)?,
         on_pager_death: OnPagerDeath::KillTarget,

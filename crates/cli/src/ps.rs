@@ -31,12 +31,12 @@ pub(crate) fn ps(args: &Args) -> Result<u8, Failure> {
     let mut rows = Vec::new();
     for listing in found.into_iter().filter(|listing| !listing.detached) {
         if listing.daemon {
-            for target in &listing.targets {
+            for target in listing.targets.iter().flatten() {
                 rows.push(of_target(&listing, target).map_err(failed)?);
             }
             let pid = listing.pager_pid;
             rows.push(
-                of_pager(Listing { targets: Vec::new(), snapshot: Snapshot { pid, ..listing.snapshot }, ..listing })
+                of_pager(Listing { targets: None, snapshot: Snapshot { pid, ..listing.snapshot }, ..listing })
                     .map_err(failed)?,
             );
         } else if listing.snapshot.pid > 0 {

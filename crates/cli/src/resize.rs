@@ -3,7 +3,7 @@
 use crate::control::{self, Request};
 use crate::failure::Failure;
 use crate::request::ShareText;
-use crate::{local, sockets};
+use crate::{local, say, sockets};
 
 /// What `spillway resize` is given.
 #[derive(clap::Args)]
@@ -18,7 +18,8 @@ pub(crate) struct Args {
 
 /// Returns when the pager has taken the order; memory above the new budget is given back in the background.
 pub(crate) fn resize(args: &Args) -> Result<u8, Failure> {
-    local::parse(&args.local)?;
+    // How little it may be is known to the pager.
+    let bare = local::warning(local::parse_from(&args.local, 0)?);
     let mut found = sockets::pager_of(args.pid)?;
     let local = args.local.clone();
     let request = if found.listing.daemon && !found.is_daemon_itself() {
@@ -27,5 +28,6 @@ pub(crate) fn resize(args: &Args) -> Result<u8, Failure> {
         Request::Resize { local }
     };
     control::ask(&mut found.lines, &request, sockets::ANSWER_LIMIT, &mut |_, _| {}).map_err(Failure::refused)?;
+    bare.into_iter().for_each(say::note);
     Ok(0)
 }

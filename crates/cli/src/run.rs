@@ -18,6 +18,7 @@ use crate::terms::Terms;
 use crate::trace::Tape;
 use crate::witness::Witness;
 use crate::{local, pool, processes, replacement, say};
+use spillway_pager::Choice;
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
 use std::os::unix::process::ExitStatusExt;
@@ -62,6 +63,7 @@ pub(crate) fn run(args: &Args) -> Result<u8, Failure> {
     }
     let terms = Terms {
         local: local.unwrap_or(DEFAULT_LOCAL),
+        choice: Choice::default(),
         pool: pool.unwrap_or(pool::DEFAULT),
         replacement: args.replacement.settings(),
         stats: args.stats.as_deref(),

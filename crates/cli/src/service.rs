@@ -9,7 +9,7 @@ use crate::stops;
 use crate::trace::FileRecorder;
 use serde::{Deserialize, Serialize};
 use spillway_core::policy::{SettingError, Settings};
-use spillway_pager::{Local, Pager, Share, Snapshot, TreeSnapshot};
+use spillway_pager::{Choice, Local, Pager, Share, Snapshot, TreeSnapshot};
 use spillway_store::vault::VERSION;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -42,6 +42,8 @@ pub(crate) trait Paging: Send + Sync {
     fn trees(&self) -> Vec<TreeSnapshot>;
     /// Changes the budget, if what is promised to targets fits into it.
     fn resize(&self, local: Local) -> Result<(), String>;
+    /// Which mappings are managed.
+    fn choice(&self) -> Choice;
 }
 
 impl Paging for Pager {
@@ -87,6 +89,10 @@ impl Paging for Pager {
 
     fn resize(&self, local: Local) -> Result<(), String> {
         Self::resize(self, local).map_err(|error| error.to_string())
+    }
+
+    fn choice(&self) -> Choice {
+        Self::choice(self)
     }
 }
 
@@ -153,9 +159,9 @@ pub(crate) struct Listing {
     /// Where a daemon's pages are.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) pool: String,
-    /// What a daemon manages.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) targets: Vec<TargetListing>,
+    /// What a daemon manages, also when that is nothing; no word of it where this is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) targets: Option<Vec<TargetListing>>,
     /// The counters, `pid` among them.
     #[serde(flatten)]
     pub(crate) snapshot: Snapshot,
@@ -240,9 +246,10 @@ impl<P: Paging> Service<P> {
     pub(crate) fn listing(&self) -> Listing {
         let pager_pid = i32::try_from(std::process::id()).unwrap_or(0);
         // Counting them makes the pager publish what it knows now.
-        let trees = self.host.as_ref().map(|_| self.pager.trees()).unwrap_or_default();
-        let targets = self.host.iter().flat_map(|host| trees.iter().map(|tree| host.listing(tree.clone())));
-        let targets = targets.filter(|target| !target.ended).collect();
+        let targets = self.host.as_ref().map(|host| {
+            let targets = self.pager.trees().into_iter().map(|tree| host.listing(tree));
+            targets.filter(|target| !target.ended).collect()
+        });
         let snapshot = self.snapshot();
         Listing {
             pager_pid,
@@ -392,6 +399,9 @@ mod tests {
         }
         fn resize(&self, _: Local) -> Result<(), String> {
             Ok(())
+        }
+        fn choice(&self) -> Choice {
+            Choice::default()
         }
     }
 

@@ -219,7 +219,7 @@ pub(crate) fn pager_of(pid: i32) -> Result<Found, Failure> {
         let is_target = |it: &TargetListing| it.pid == pid || it.front_pid == pid || it.pids.contains(&pid);
         [of.snapshot.pid, of.front_pid, of.pager_pid].contains(&pid)
             || of.snapshot.pids.contains(&pid)
-            || of.targets.iter().any(is_target)
+            || of.targets.iter().flatten().any(is_target)
     };
     let ancestors = std::iter::successors(Some(pid), |&pid| crate::processes::parent(pid));
     for pid in ancestors.take_while(|&pid| pid > 1) {

@@ -2,12 +2,15 @@
 
 use crate::trace::Tape;
 use spillway_core::policy::Settings;
+use spillway_pager::Choice;
 use std::path::Path;
 
 /// See the module's documentation.
 pub(crate) struct Terms<'a> {
     /// As for `--local`.
     pub(crate) local: &'a str,
+    /// Which mappings are managed.
+    pub(crate) choice: Choice,
     /// As for `--pool`.
     pub(crate) pool: &'a str,
     /// Which pages leave, when and whose, and how many move together.

@@ -8,7 +8,7 @@ use crate::{attach, local, pool, replacement, run, say};
 use spillway_core::PAGE_BYTES_U64;
 use spillway_core::sample::HASHES;
 use spillway_core::time::parse_ns;
-use spillway_pager::{Local, Recording, Windows};
+use spillway_pager::{Choice, Local, Recording, Windows};
 use spillway_study::record::Record;
 use spillway_study::trace::{Header, Writer};
 use std::ffi::OsString;
@@ -65,6 +65,7 @@ pub(crate) fn trace(args: &Args) -> Result<u8, Failure> {
     let tape = Tape { path: args.output.clone(), window_ns };
     let terms = Terms {
         local,
+        choice: Choice::default(),
         pool: &args.pool,
         replacement: args.replacement.settings(),
         stats: None,

@@ -10,7 +10,7 @@ use crate::service::Service;
 use crate::{control, local, pool, replacement, say, sys};
 use spillway_core::size::Bytes;
 use spillway_pager::handed::receive;
-use spillway_pager::{OnPagerDeath, Options, Pager};
+use spillway_pager::{Choice, OnPagerDeath, Options, Pager};
 use spillway_store::Store;
 use spillway_store::snapshot::{Image, Snapshot};
 use std::fs;
@@ -80,7 +80,15 @@ pub(crate) fn vmm(args: &Args) -> Result<u8, Failure> {
         None => store,
     };
     let (replacement, on_pager_death) = (args.replacement.settings(), OnPagerDeath::HoldTarget);
-    let options = Options { local, replacement, store, on_pager_death, recording: None, lasting: None };
+    let options = Options {
+        local,
+        choice: Choice::default(),
+        replacement,
+        store,
+        on_pager_death,
+        recording: None,
+        lasting: None,
+    };
     let own = std::process::id().cast_signed();
     let service = Arc::new(Service::new(Pager::host(options)?, own, 0));
     let monitors = Monitors { service: Arc::clone(&service), image, quiet: args.quiet, listened_to: Arc::default() };

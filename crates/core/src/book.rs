@@ -1,8 +1,8 @@
 //! The book: which regions there are, written so that it outlives the pager ([`crate::lasting`]).
 //!
 //! It is a list of records. What belongs together is appended behind the end and becomes valid with one store of the new
-//! length. When the list is full, all that counts is written into the other half, and the same store changes halves. So a
-//! reader finds a change whole, or not at all.
+//! length. When the list is several times as long as it need be, all that counts is written into the other half, and the same
+//! store changes halves. So a reader finds a change whole, or not at all, and memory that nobody needs stays untouched.
 //!
 //! An event of a target is applied once: its number is in the same entry as what it changed.
 
@@ -21,6 +21,10 @@ pub const WORDS_MIN: usize = HEAD_WORDS + 2 * 64 * RECORD_WORDS;
 /// Words before the two halves: the end, whether the book is void, and room.
 const HEAD_WORDS: usize = 8;
 const RECORD_WORDS: usize = 4;
+/// The list may have so many records for each that it had when it was last written as a whole,
+const RECORDS_FOR_EACH: usize = 4;
+/// and so many besides: 128 KiB.
+const RECORDS_BESIDES: usize = 4096;
 /// In the word that tells the end, in records: it is that of the second half.
 const SECOND: u64 = 1 << 63;
 /// Targets that there ever were, at most.
@@ -60,6 +64,8 @@ pub(crate) struct Book {
     second: bool,
     /// Records in this half.
     len: usize,
+    /// And how many there were when all that counted was written.
+    rewritten: usize,
     /// What is to become valid together.
     new: Vec<Record>,
     /// There was something in the margin that the next entry must take back.
@@ -93,7 +99,7 @@ impl Book {
         assert!(words.len() >= WORDS_MIN, "the driver gives enough");
         words[1].store(0, Release);
         words[0].store(0, Release);
-        Self { words, second: false, len: 0, new: Vec::new(), had_vacated: false, had_pending: false }
+        Self { words, second: false, len: 0, rewritten: 0, new: Vec::new(), had_vacated: false, had_pending: false }
     }
 
     fn half_records(&self) -> usize {
@@ -113,12 +119,13 @@ impl Book {
             Change::Take(first) => [TAKE, first.0, 0, 0],
         }));
         self.write_margin(margin, &mut new);
-        if self.len + new.len() > self.half_records() {
+        let most = RECORDS_FOR_EACH * self.rewritten + RECORDS_BESIDES;
+        if self.len + new.len() > most.min(self.half_records()) {
             // All that counts, into the other half.
             new.clear();
             new.extend(regions.all().map(|region| put(&region)));
             self.write_margin(margin, &mut new);
-            (self.second, self.len) = (!self.second, 0);
+            (self.second, self.len, self.rewritten) = (!self.second, 0, new.len());
             if 2 * new.len() > self.half_records() {
                 self.give_up();
                 new.clear();
@@ -158,7 +165,8 @@ impl Book {
         if words.len() < WORDS_MIN {
             return Err(Unreadable::Damaged(0));
         }
-        let mut book = Self { words, second: false, len: 0, new: Vec::new(), had_vacated: true, had_pending: true };
+        let mut book =
+            Self { words, second: false, len: 0, rewritten: 0, new: Vec::new(), had_vacated: true, had_pending: true };
         let end = words[0].load(Acquire);
         let len = usize::try_from(end & !SECOND).unwrap_or(usize::MAX);
         if words[1].load(Acquire) != 0 {
@@ -219,4 +227,31 @@ fn understand([what, a, b, c]: Record, regions: &mut Regions, margin: &mut Margi
         _ => return None,
     }
     Some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_came_and_went_takes_no_memory() {
+        let words: &[AtomicU64] = Vec::leak((0..1 << 20).map(|_| AtomicU64::new(0)).collect());
+        let (mut book, mut regions) = (Book::new(words), Regions::default());
+        let margin = Margin { targets: 1, ..Margin::default() };
+        regions.record();
+        let target = TargetId(0);
+        let span = |nth: u64| Span::of_pages(Address((nth + 1) << 20), 16);
+        regions.add(target, span(0));
+        book.write(&mut regions, &margin);
+        for nth in 1..50_000 {
+            regions.add(target, span(nth));
+            book.write(&mut regions, &margin);
+            regions.remove(target, span(nth));
+            book.write(&mut regions, &margin);
+        }
+        let touched = words.iter().filter(|word| word.load(Acquire) != 0).count();
+        assert!(touched <= 3 * RECORDS_BESIDES * RECORD_WORDS, "{touched} words for one region");
+        let (_, read, _) = Book::read(words).expect("a good book");
+        assert_eq!(read.all().collect::<Vec<_>>(), regions.all().collect::<Vec<_>>());
+    }
 }

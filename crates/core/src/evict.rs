@@ -13,6 +13,10 @@ pub const BATCH_PAGES_MAX: u64 = 256;
 /// Captured pages that a slow store may leave waiting: beyond that, capturing more would only fill buffers.
 const BACKLOG_PAGES_MAX: u64 = 1024;
 
+/// Below so large a budget no room is made ahead of faults. It would be most of what there is: a page would leave before the
+/// thread that it came for has run.
+const AHEAD_FROM_PAGES: u64 = 16;
+
 /// Adjacent pages of one target to capture with one move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
@@ -117,11 +121,8 @@ impl Pager {
             // One page is enough to ask with whether it takes pages again.
             return u64::from(self.inactive.is_empty() && self.local_pages() > self.budget_pages());
         }
-        // What a slow store is still taking over makes room as well: it must not cost further pages.
-        let leaving = self.due_writes() + self.table.writing();
-        let coming = self.free_pages().saturating_add(leaving);
-        let over = self.local_pages().saturating_sub(self.budget_pages().saturating_add(leaving));
-        if self.replacement.settings().evict == Scheme::OnDemand {
+        let (coming, over) = (self.free_pages().saturating_add(self.leaving_pages()), self.excess_pages());
+        if self.is_on_demand() {
             // As many as a fault may need at most.
             let needed = if self.replacement.is_short() { BLOCK_PAGES_MAX } else { 0 };
             return over.max(needed.saturating_sub(coming));
@@ -132,10 +133,33 @@ impl Pager {
         (2 * self.reserve_pages()).saturating_sub(coming) + over
     }
 
-    /// The most pages to capture at once. Large, because a batch has a fixed cost, and because then fewer than one fault in
-    /// a hundred meets one; but a small budget should not lose a large part of itself to it.
+    /// Pages whose room is as good as free: what a slow store is still taking over must not cost further pages.
+    fn leaving_pages(&self) -> u64 {
+        self.due_writes() + self.table.writing()
+    }
+
+    /// Pages beyond the budget that are not leaving yet.
+    fn excess_pages(&self) -> u64 {
+        self.local_pages().saturating_sub(self.budget_pages().saturating_add(self.leaving_pages()))
+    }
+
+    /// Whether pages leave only when a fault has found no room.
+    pub(crate) fn is_on_demand(&self) -> bool {
+        self.replacement.settings().evict == Scheme::OnDemand || self.budget_pages() < AHEAD_FROM_PAGES
+    }
+
+    /// How many pages to capture with the next batch: as many as are wanted, or less. What is beyond the budget leaves in the
+    /// largest batches, however small that is: nothing is lost with it.
+    pub fn next_batch_pages(&self) -> u64 {
+        self.wanted_captures().min(self.batch_pages().max(self.excess_pages())).min(BATCH_PAGES_MAX)
+    }
+
+    /// The most pages to capture at once, where no more than that are beyond the budget. Large, because a batch has a fixed
+    /// cost, and because then fewer than one fault in a hundred meets one; but a small budget should not lose a large part of
+    /// itself to it.
     pub fn batch_pages(&self) -> u64 {
-        (self.budget_pages() / 256).clamp(8, BATCH_PAGES_MAX)
+        let sixteenth = (self.budget_pages() / 16).max(1);
+        (self.budget_pages() / 256).clamp(8, BATCH_PAGES_MAX).min(sixteenth)
     }
 
     /// From now on the pages at `addresses`, and no others of `target`, stay where they are once they are mapped: the kernel

@@ -431,6 +431,7 @@ impl Pager {
                 Plan::NoRoom
             }
             State::Untouched => {
+                self.note_room();
                 let most = region.span.end.pages_since(address).min(room);
                 let longest = self.replacement.settings().block.pages().unwrap_or(BLOCK_PAGES_MAX);
                 let longest = longest.min(self.blocks.fill_pages);
@@ -440,6 +441,7 @@ impl Pager {
                 Plan::Zero { address, pages: alike, page: Some(page) }
             }
             State::Remote => {
+                self.note_room();
                 let reach = self.reach(target, &region, page, room);
                 let run = self.run_around(page, &reach);
                 let fetch = self.fetch(&region, run.clone(), page.0 - run.start);
@@ -503,6 +505,13 @@ impl Pager {
         let address = region.address_of(page).expect("a fetch stays in its region");
         pages.clone().for_each(|index| self.step(PageIndex(index), Step::Fetch));
         Plan::Fetch { address, page, pages: pages.end - pages.start, asked }
+    }
+
+    /// A fault has found room: none is to be made for it any more.
+    fn note_room(&mut self) {
+        if self.is_on_demand() {
+            self.replacement.note_room();
+        }
     }
 
     /// Of `most` pages from `page` on, how many are in its state.

@@ -2,7 +2,7 @@
 
 use spillway_core::evict::{Bytes, Captured, Run};
 use spillway_core::page::{HandleBits, State};
-use spillway_core::pager::{Budget, Config, Outcome, Pager, Plan};
+use spillway_core::pager::{Budget, Config, Outcome, Pager, Plan, Served};
 use spillway_core::{Address, PageIndex, Span, TargetId};
 
 const BUDGET_PAGES: u64 = 16;
@@ -222,6 +222,40 @@ fn a_void_handle_that_a_page_gave_up_is_not_freed() {
     pager.audit();
 }
 
+/// With a few pages in all, each is needed until the next one is asked for.
+#[test]
+fn with_one_page_the_one_that_came_last_stays() {
+    let mut pager = Pager::new(Config { budget: Budget::Pages(1), buffers: 64, write_batch: 1 });
+    let target = pager.add_target();
+    pager.add_region(target, span(100, 2));
+    for at in [100, 101, 100, 101] {
+        let mut plan = pager.fault(target, span(at, 1).start);
+        while plan == Plan::NoRoom {
+            assert_eq!(pager.next_batch_pages(), 1);
+            let runs = captures(&mut pager, 1);
+            send_away(&mut pager, runs[0].page);
+            plan = pager.fault(target, span(at, 1).start);
+        }
+        assert_eq!(pager.installed(plan, Outcome { done: 1, stop: None }), Served::Yes);
+        assert_eq!((pager.mapped_pages(), pager.wanted_captures()), (1, 0));
+    }
+}
+
+/// What is beyond a small budget does not leave by its small batches.
+#[test]
+fn an_excess_leaves_in_large_batches() {
+    let mut pager = pager();
+    let target = pager.add_target();
+    pager.set_budget(Budget::Pages(4096));
+    fill(&mut pager, target, span(100, 2000));
+    pager.set_budget(Budget::Pages(1000));
+    assert_eq!((pager.batch_pages(), pager.next_batch_pages()), (8, 256));
+    pager.set_budget(Budget::Pages(1900));
+    assert_eq!(pager.next_batch_pages(), 100);
+    pager.set_budget(Budget::Pages(2000));
+    assert_eq!(pager.next_batch_pages(), 8);
+}
+
 /// While a slow store takes pages over, capturing more would empty the targets for nothing.
 #[test]
 fn pages_on_their_way_to_the_store_count_as_room_to_come() {
@@ -233,7 +267,7 @@ fn pages_on_their_way_to_the_store_count_as_room_to_come() {
         let page = page_at(&pager, target, 100 + at);
         hand_over(&mut pager, page, HandleBits::MIN.saturating_add(u32::try_from(at).expect("few")));
     }
-    assert_eq!((wanted, pager.wanted_captures(), pager.free_pages()), (16, 0, 0));
+    assert_eq!((wanted, pager.wanted_captures(), pager.free_pages()), (2 * pager.batch_pages(), 0, 0));
     let page = page_at(&pager, target, 100);
     pager.refused(page, HandleBits::MIN);
     assert_eq!(pager.state_of(page), State::Inactive);

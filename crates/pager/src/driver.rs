@@ -32,6 +32,7 @@ use spillway_core::pager::Pager;
 use spillway_core::streams::BLOCK_PAGES_MAX;
 
 use crate::access::Access;
+use crate::choice::Choice;
 use crate::placement::Placement;
 use crate::shared::Shared;
 use crate::sys::clock::now_ns;
@@ -75,6 +76,8 @@ const ASK_AGAIN_NS: u64 = 20_000_000;
 /// See the module's documentation.
 pub struct Driver {
     core: Pager,
+    /// Which mappings are managed.
+    choice: Choice,
     hands: Hands,
     journeys: Journeys,
     targets: Vec<Option<Target>>,

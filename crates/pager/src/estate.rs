@@ -13,12 +13,12 @@ use spillway_core::streams::BLOCK_PAGES_MAX;
 use spillway_core::{Address, PAGE_BYTES_U64, PageIndex, TargetId, TreeId};
 use spillway_store::vault::{PRIVATE_WORDS, Vault};
 
-use crate::Local;
 use crate::adopt::Agent;
 use crate::procfs;
 use crate::sys::agent::{BATCH_PAGES, Layout};
 use crate::sys::message::MESSAGES;
 use crate::tally::Tally;
+use crate::{Choice, Local};
 
 /// Targets that can be written down at one time: what there is room for.
 pub const TARGETS: usize = 250;
@@ -36,9 +36,10 @@ const INBOX_NUMBER: usize = 5;
 const INBOX_TARGET: usize = 6;
 const KIND: usize = 7;
 const INBOX: usize = 8;
+const LEAST_MAPPING: usize = INBOX + MESSAGES * 4;
 const POOL: usize = 128;
 const POOL_WORDS: usize = 512;
-const _: () = assert!(INBOX + MESSAGES * 4 <= POOL);
+const _: () = assert!(LEAST_MAPPING < POOL);
 
 // Words of a target.
 const WHO: usize = 0;
@@ -203,8 +204,18 @@ impl Estate {
         match self.get(LOCAL) {
             0 => Local::All,
             percent @ 1..=100 => Local::Percent(u8::try_from(percent).expect("at most 100")),
-            bytes => Local::Bytes(bytes.max(crate::LOCAL_FLOOR_BYTES)),
+            bytes => Local::Bytes(bytes.max(self.choice().floor_bytes())),
         }
+    }
+
+    /// Which mappings are managed.
+    pub fn set_choice(&self, choice: Choice) {
+        self.set(LEAST_MAPPING, choice.least_mapping_bytes);
+    }
+
+    /// The same.
+    pub fn choice(&self) -> Choice {
+        Choice { least_mapping_bytes: self.get(LEAST_MAPPING) }
     }
 
     /// Which pages leave.

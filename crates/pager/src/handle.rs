@@ -25,12 +25,13 @@ use crate::sys::fd::Bell;
 use crate::sys::sched::lock_memory;
 use crate::tally::Trees;
 use crate::watcher::{Departure, Inherited, Request, Watcher};
-use crate::{LOCAL_FLOOR_BYTES, LastingPool, Local, OnPagerDeath, Options, Snapshot, procfs};
+use crate::{Choice, LOCAL_FLOOR_BYTES, LastingPool, Local, OnPagerDeath, Options, Snapshot, procfs};
 
 /// The pager of one process tree, or of several.
 pub struct Pager {
     root: i32,
     parent: Option<i32>,
+    choice: Choice,
     commands: Sender<Command>,
     bell: Arc<Bell>,
     requests: Sender<Request>,
@@ -92,9 +93,10 @@ impl Pager {
     }
 
     fn start(root: i32, parent: Option<i32>, options: Options) -> Result<Self, Error> {
-        let Options { local, replacement, store, on_pager_death, recording, lasting } = options;
+        let Options { local, choice, replacement, store, on_pager_death, recording, lasting } = options;
         let estate = lasting.map(|LastingPool { vault, url }| {
             let estate = Estate::new(vault);
+            estate.set_choice(choice);
             estate.claim(local, replacement);
             (estate.set_pool(&url), estate)
         });
@@ -102,9 +104,12 @@ impl Pager {
         let estate = estate.and_then(|(named, estate)| named.then_some(estate));
         let make = {
             let estate = estate.clone();
-            move |budget, wires| Ok(Driver::new(budget, replacement, store, estate, wires).record(recording))
+            move |budget, wires| {
+                let driver = Driver::new(budget, replacement, store, estate, wires);
+                Ok(driver.choose(choice).record(recording))
+            }
         };
-        Self::begin(root, parent, on_pager_death, local, replacement, estate, make)
+        Self::begin(root, parent, on_pager_death, local, choice, replacement, estate, make)
     }
 
     /// Takes over from a pager that died.
@@ -119,17 +124,21 @@ impl Pager {
     ) -> Result<Self, Error> {
         crate::doctor::usable()?;
         let (root, estate, heirs) = remains.into_parts();
-        let is_daemon = estate.is_daemon();
+        let (is_daemon, choice) = (estate.is_daemon(), estate.choice());
         let next_tree = heirs.iter().map(|heir| heir.found.tree.0 + 1).max().unwrap_or(0);
         let inherited: Result<Vec<Inherited>, Error> = heirs.iter().map(Inherited::of).collect();
         let inherited = inherited?;
         let make = {
             let estate = estate.clone();
-            move |budget, wires| Driver::take_over(budget, replacement, store, estate, heirs, wires)
+            move |budget, wires| {
+                let driver = Driver::take_over(budget, replacement, store, estate, heirs, wires);
+                driver.map(|driver| driver.choose(choice))
+            }
         };
         estate.claim(local, replacement);
         let root = if is_daemon { 0 } else { root };
-        let mut pager = Self::begin(root, None, OnPagerDeath::HoldTarget, local, replacement, Some(estate), make)?;
+        let mut pager =
+            Self::begin(root, None, OnPagerDeath::HoldTarget, local, choice, replacement, Some(estate), make)?;
         pager.next_tree = AtomicU32::new(next_tree);
         pager.stays = is_daemon;
         let _ = pager.requests.send(Request::TakeOver(inherited));
@@ -137,11 +146,13 @@ impl Pager {
     }
 
     /// Starts the threads; `make` makes the driver on its own.
+    #[expect(clippy::too_many_arguments, reason = "what a pager is made of")]
     fn begin(
         root: i32,
         parent: Option<i32>,
         on_pager_death: OnPagerDeath,
         local: Local,
+        choice: Choice,
         replacement: Settings,
         estate: Option<Estate>,
         make: impl FnOnce(Budget, Wires) -> Result<Driver, Error> + Send + 'static,
@@ -175,6 +186,7 @@ impl Pager {
             parent,
             on_pager_death,
             local,
+            choice,
             commands.clone(),
             Arc::clone(&bell),
             inbox,
@@ -193,6 +205,7 @@ impl Pager {
         Ok(Self {
             root,
             parent,
+            choice,
             commands,
             bell,
             requests,
@@ -236,6 +249,11 @@ impl Pager {
             snapshot.faults_per_s = rate.2;
         }
         snapshot
+    }
+
+    /// Which mappings are managed.
+    pub fn choice(&self) -> Choice {
+        self.choice
     }
 
     /// Changes the budget; eviction down to it happens in the background.
@@ -319,7 +337,7 @@ impl Pager {
 
 fn budget(local: Local) -> Budget {
     match local {
-        Local::Bytes(bytes) => Budget::Pages(bytes.max(LOCAL_FLOOR_BYTES) / PAGE_BYTES_U64),
+        Local::Bytes(bytes) => Budget::Pages((bytes / PAGE_BYTES_U64).max(1)),
         Local::Percent(percent) => {
             Budget::Percent { percent: percent.into(), floor_pages: LOCAL_FLOOR_BYTES / PAGE_BYTES_U64 }
         }

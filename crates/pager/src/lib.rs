@@ -7,6 +7,7 @@ mod access;
 mod adopt;
 mod announced;
 pub mod btf;
+mod choice;
 mod doctor;
 mod driver;
 mod error;
@@ -27,6 +28,7 @@ mod target;
 mod watchdog;
 mod watcher;
 
+pub use choice::Choice;
 pub use doctor::{Check, doctor, usable};
 pub use error::Error;
 pub use handle::Pager;
@@ -43,7 +45,7 @@ use spillway_store::{Protection, Store};
 /// How much local memory the targets may use, all of them together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Local {
-    /// A fixed number of bytes, at least [`LOCAL_FLOOR_BYTES`].
+    /// A fixed number of bytes, at least [`Choice::floor_bytes`].
     Bytes(u64),
     /// A share (1 to 100) of what the targets have touched so far, never below [`LOCAL_FLOOR_BYTES`].
     Percent(u8),
@@ -51,7 +53,7 @@ pub enum Local {
     All,
 }
 
-/// The smallest budget: below it faults would wait for each other's evictions.
+/// The smallest budget of whole processes: [`Choice::floor_bytes`].
 pub const LOCAL_FLOOR_BYTES: u64 = 4 << 20;
 
 /// What the agent in a target does when it sees that its pager is gone.
@@ -67,6 +69,8 @@ pub enum OnPagerDeath {
 pub struct Options {
     /// The budget.
     pub local: Local,
+    /// Which mappings are managed.
+    pub choice: Choice,
     /// Which pages leave, when and whose.
     pub replacement: Settings,
     /// Where evicted pages go.

@@ -21,7 +21,7 @@ use crate::sys::process::{pidfd_of_thread, take_fd, unread};
 use crate::sys::uffd::Uffd;
 use crate::tally::Tally;
 use crate::watcher::Inherited;
-use crate::{Local, procfs};
+use crate::{Choice, Local, procfs};
 
 /// How long an agent may take to end what it was told to do: some 270 system calls.
 const IDLE_WITHIN: Duration = Duration::from_secs(2);
@@ -166,6 +166,12 @@ impl Remains {
     #[must_use]
     pub fn local(&self) -> Local {
         self.estate.local()
+    }
+
+    /// Which mappings are managed.
+    #[must_use]
+    pub fn choice(&self) -> Choice {
+        self.estate.choice()
     }
 
     /// Which pages leave.

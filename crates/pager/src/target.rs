@@ -9,6 +9,7 @@ use spillway_core::{Address, Span, TargetId};
 
 use crate::adopt::Agent;
 use crate::announced::Announced;
+use crate::choice::Choice;
 use crate::procfs::Mapping;
 use crate::stretch::Stretch;
 use crate::sys::agent::BATCH_PAGES;
@@ -139,9 +140,9 @@ impl Target {
     }
 
     /// What of `stretch` is mapped now, in stretches, with what has come to touch it; none where the kernel cannot be asked.
-    pub fn as_it_is(&self, stretch: &Stretch) -> Option<Vec<Stretch>> {
+    pub fn as_it_is(&self, stretch: &Stretch, choice: Choice) -> Option<Vec<Stretch>> {
         let (procmap, own) = (self.procmap.as_ref()?, self.agent.as_ref()?.staging_and_scratch());
-        let is_managed = |mapping: &Mapping| mapping.is_manageable() && own.intersect(mapping.span).is_none();
+        let is_managed = |mapping: &Mapping| choice.takes(mapping) && own.intersect(mapping.span).is_none();
         stretch.as_it_is(|address| procmap.at_or_behind(address), is_managed).ok()
     }
 

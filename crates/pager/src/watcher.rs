@@ -37,7 +37,7 @@ use crate::sys::sched;
 use crate::sys::uffd::Uffd;
 use crate::tally::{Tally, Trees};
 use crate::watchdog::Watchdog;
-use crate::{Local, OnPagerDeath};
+use crate::{Choice, Local, OnPagerDeath};
 
 use departure::Leaving;
 use forks::Orphan;
@@ -112,6 +112,8 @@ pub struct Watcher {
     pub on_pager_death: OnPagerDeath,
     /// The budget.
     pub local: Local,
+    /// Which mappings are managed.
+    pub choice: Choice,
     /// To the fault thread.
     pub commands: Sender<Command>,
     /// Wakes it.
@@ -146,6 +148,7 @@ impl Watcher {
         parent: Option<i32>,
         on_pager_death: OnPagerDeath,
         local: Local,
+        choice: Choice,
         commands: Sender<Command>,
         bell: Arc<Bell>,
         requests: Receiver<Request>,
@@ -163,6 +166,7 @@ impl Watcher {
             let_go_of: HashMap::new(),
             on_pager_death,
             local,
+            choice,
             commands,
             bell,
             requests,

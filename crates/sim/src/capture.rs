@@ -178,7 +178,7 @@ impl Driver {
         if self.unshare(kernel) {
             return;
         }
-        let most = self.core.wanted_captures().min(self.core.batch_pages()).min(BATCH_PAGES);
+        let most = self.core.next_batch_pages().min(BATCH_PAGES);
         let mut runs: Vec<Run> = Vec::new();
         let targets = &self.targets;
         let may = |id: TargetId| targets[id.0 as usize].as_ref().is_some_and(Target::may_capture);

@@ -17,8 +17,8 @@ const REST_STEPS: u64 = 400_000;
 const RESTED_FOR_EACH: u64 = 100;
 /// Steps of a release in which guests go on as they like.
 const BUSY_STEPS: u64 = 3000;
-/// A budget that leaves nothing where it need not be.
-const BARE_PAGES: u64 = 16;
+/// A budget that leaves nothing where it need not be. Whoever reads under it has one page at a time.
+const BARE_PAGES: u64 = 1;
 
 impl World {
     /// What is local is within the budget, except where the core's documentation says otherwise: the store is full or

@@ -56,7 +56,7 @@ impl Setting {
         let budget = if rng.percent(20) {
             Budget::Percent { percent: rng.between(10, 90) as u64, floor_pages: 16 }
         } else {
-            Budget::Pages(rng.between(16, mapped_pages.max(17)) as u64)
+            Budget::Pages(rng.between(1, mapped_pages.max(17)) as u64)
         };
         let few_buffers = theme == Theme::Forks || rng.percent(40);
         let mut setting = Self {
@@ -84,7 +84,7 @@ impl Setting {
     pub fn be_about_journeys(&mut self, rng: &mut Rng) {
         self.theme = Theme::Journeys;
         self.habits = Habits::of(self.theme, rng);
-        self.budget = Budget::Pages(rng.between(16, 24) as u64);
+        self.budget = Budget::Pages(rng.between(1, 24) as u64);
         self.store_loses = rng.percent(50);
         self.tight = rng.percent(30);
         if rng.percent(50) {

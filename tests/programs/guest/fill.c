@@ -1,7 +1,8 @@
 // Fills most of a guest's memory with a pattern, and checks every word of it before and after a pause.
 //
 //   fill MIB        a line "filled SUM", waits for a line on standard input, a line "verified SUM wrong=0", and again
-//                   after a part was rewritten; ends when the line says "stop"
+//                   after a part was rewritten; ends when the line says "stop". "query MS" looks pages up for so long, most
+//                   of them in a twentieth of the memory, and says how many, and how many were wrong; then waits again
 //
 // Built with -static: it is the only program of the guest besides busybox.
 #include <stdint.h>
@@ -9,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 
 enum { PAGE = 4096, WORDS = PAGE / 8 };
 
@@ -26,6 +28,30 @@ static uint64_t version_of(uint64_t page, uint64_t round) {
     for (uint64_t r = 1; r <= round; r++)
         if (page % 7 == r % 7) version = r;
     return version;
+}
+
+static int is_right(const uint64_t *memory, uint64_t page, uint64_t round) {
+    uint64_t version = version_of(page, round);
+    for (int k = 0; k < WORDS; k++)
+        if (memory[page * WORDS + k] != word(page, version, k)) return 0;
+    return 1;
+}
+
+static double seconds_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+static void query(const uint64_t *memory, uint64_t pages, uint64_t round, double seconds) {
+    uint64_t queries = 0, wrong = 0, random = 88172645463325252ull;
+    for (double end = seconds_now() + seconds; seconds_now() < end; queries++) {
+        random ^= random << 13, random ^= random >> 7, random ^= random << 17;
+        uint64_t among = random >> 60 ? pages / 20 + 1 : pages;
+        wrong += !is_right(memory, (random >> 8) % among, round);
+    }
+    printf("round %llu queried %llu wrong=%llu\n", (unsigned long long)round, (unsigned long long)queries, (unsigned long long)wrong);
+    fflush(stdout);
 }
 
 int main(int argc, char **argv) {
@@ -53,7 +79,12 @@ int main(int argc, char **argv) {
             printf("round %llu %s %016llx wrong=%zu\n", (unsigned long long)round, look ? "verified" : "filled", (unsigned long long)sum, wrong);
             fflush(stdout);
             if (wrong) return 1;
-            if (look == 0 && (!fgets(line, sizeof line, stdin) || !strncmp(line, "stop", 4))) return 0;
+            if (look) continue;
+            for (;;) {
+                if (!fgets(line, sizeof line, stdin) || !strncmp(line, "stop", 4)) return 0;
+                if (strncmp(line, "query ", 6)) break;
+                query(memory, pages, round, strtod(line + 6, 0) / 1000);
+            }
         }
     }
 }

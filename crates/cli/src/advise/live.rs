@@ -9,7 +9,7 @@ use spillway_core::PAGE_BYTES_U64;
 use spillway_core::policy::Settings;
 use spillway_core::sample::{HASHES, hash};
 use spillway_core::size::Bytes;
-use spillway_pager::{Local, OnPagerDeath, Options, Pager, Recording, Snapshot, Windows, procfs};
+use spillway_pager::{Choice, Local, OnPagerDeath, Options, Pager, Recording, Snapshot, Windows, procfs};
 use spillway_study::advice::Observed;
 use spillway_study::record::{Fault, Record, What};
 use spillway_study::sampled::Halved;
@@ -102,6 +102,7 @@ pub(super) fn watch(watch: &Watch) -> Result<Report, Failure> {
         pid,
         Options {
             local: Local::All,
+            choice: Choice::default(),
             replacement: Settings::default(),
             store: pool::open(pool::DEFAULT)?,
             on_pager_death: OnPagerDeath::HoldTarget,

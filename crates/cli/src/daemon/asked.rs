@@ -2,10 +2,11 @@
 
 use super::{Host, of_host, share};
 use crate::failure::Failure;
+use crate::local;
 use crate::request::ShareText;
 use crate::service::{Detachment, Paging, Service};
 use serde_json::{Value, json};
-use spillway_pager::{Local, Share};
+use spillway_pager::Share;
 
 const NO_DAEMON: &str = "this pager serves one program; only `spillway daemon` does that";
 const ENDING: &str = "this daemon is letting its targets go";
@@ -81,7 +82,8 @@ impl<P: Paging> Service<P> {
     }
 
     /// Changes the budget.
-    pub(crate) fn resize(&self, local: Local) -> Result<(), Failure> {
+    pub(crate) fn resize_to(&self, text: &str) -> Result<(), Failure> {
+        let local = local::parse_from(text, self.pager().choice().floor_bytes())?;
         if self.host().is_none() {
             self.set_local(local);
             return Ok(());

@@ -328,6 +328,11 @@ impl Replacement {
         self.short = true;
     }
 
+    /// One has found room.
+    pub(crate) fn note_room(&mut self) {
+        self.short = false;
+    }
+
     /// Whether a fault found no room since the last batch.
     pub(crate) fn is_short(&self) -> bool {
         self.short

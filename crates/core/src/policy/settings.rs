@@ -183,11 +183,12 @@ impl Kind {
     }
 
     /// Pages that are kept in buffers, after capture, for the chance that they come back. Policies that live from that
-    /// signal keep more.
+    /// signal keep more; none has more than a sixteenth of the budget there.
     pub fn inactive_pages(self, budget_pages: u64) -> u64 {
+        let sixteenth = budget_pages / 16;
         match self {
-            Self::Rr | Self::Clock | Self::Nru | Self::Fifo => (budget_pages / 64).clamp(4, 64),
-            Self::Lru | Self::Lru3 | Self::S3Fifo | Self::Sieve => (budget_pages / 16).clamp(4, 512),
+            Self::Rr | Self::Clock | Self::Nru | Self::Fifo => (budget_pages / 64).clamp(4, 64).min(sixteenth),
+            Self::Lru | Self::Lru3 | Self::S3Fifo | Self::Sieve => sixteenth.min(512),
         }
     }
 }

@@ -83,7 +83,7 @@ impl Driver {
         if self.unshare() {
             return;
         }
-        let most = self.core.wanted_captures().min(self.core.batch_pages()).min(BATCH_PAGES as u64);
+        let most = self.core.next_batch_pages().min(BATCH_PAGES as u64);
         let mut runs: Vec<Run> = Vec::new();
         if let Some(spare) = self.targets.iter_mut().flatten().find(|target| target.may_capture()) {
             std::mem::swap(&mut runs, &mut spare.runs);

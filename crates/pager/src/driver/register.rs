@@ -23,7 +23,7 @@ impl Driver {
         let (mut called, mut done) = (Vec::new(), Vec::new());
         for seen in stretches {
             // What is known is registered again all the same: nothing may ever leave a mapping that is not.
-            let asked = if is_known(seen) { None } else { target.as_it_is(seen) };
+            let asked = if is_known(seen) { None } else { target.as_it_is(seen, self.choice) };
             let Some(mut now) = asked else {
                 called.push(seen.span());
                 done.extend(register_each(&target.uffd, seen));
@@ -32,7 +32,7 @@ impl Driver {
             for _ in 0..ATTEMPTS_MAX {
                 called.extend(now.iter().map(Stretch::span));
                 let spans: Vec<Span> = now.iter().flat_map(|stretch| register_whole(&target.uffd, stretch)).collect();
-                let then = std::mem::replace(&mut now, target.as_it_is(seen).unwrap_or_default());
+                let then = std::mem::replace(&mut now, target.as_it_is(seen, self.choice).unwrap_or_default());
                 // That a call over several mappings succeeds says only that one was there.
                 let there =
                     |span: Span| now.iter().flat_map(|now| &now.mappings).filter_map(move |at| at.intersect(span));

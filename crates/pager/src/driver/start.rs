@@ -15,6 +15,7 @@ use super::journeys::Journeys;
 use super::tape::Tape;
 use super::{BUFFERS, Command, Driver, UNPOLLED_MAX, WRITE_BATCH};
 use crate::access::Access;
+use crate::choice::Choice;
 use crate::estate::Estate;
 use crate::placement::Placement;
 use crate::recording::Recording;
@@ -73,6 +74,7 @@ impl Driver {
         let mut driver = Self {
             tape: None,
             core,
+            choice: Choice::default(),
             journeys,
             hands: Hands::new(store, BUFFERS, estate, Arc::clone(&bell)),
             targets: Vec::new(),
@@ -97,6 +99,11 @@ impl Driver {
         driver.set_replacement(replacement);
         driver.core.restock();
         driver
+    }
+
+    /// The same, of which only some mappings are managed.
+    pub fn choose(self, choice: Choice) -> Self {
+        Self { choice, ..self }
     }
 
     /// The same, recording what happens, if that is asked for.

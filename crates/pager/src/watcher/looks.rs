@@ -11,6 +11,11 @@ use crate::sys::ptrace::let_go_of_left;
 pub(super) const LOOK_SOONEST: Duration = Duration::from_millis(1);
 /// The longest, while nothing changes.
 pub(super) const LOOK_LATEST: Duration = Duration::from_millis(20);
+/// Looks that find nothing new may take this share of the watcher's time: one part in ten. With many targets a look takes as long
+/// as the shortest pause; at the priority that the watcher has, little would be left for the fault thread where CPUs are busy.
+const LOOK_SHARE: u32 = 10;
+/// Pauses are no longer than this for that reason.
+const LOOK_RARELY: Duration = Duration::from_millis(100);
 /// How often while the fault thread is in the idle class: each look, on whichever CPU, may drive the faulting thread away
 /// from it.
 const LOOK_WHILE_IDLE: Duration = Duration::from_millis(8);
@@ -82,11 +87,11 @@ impl Watcher {
         if changed {
             self.changed_at = Some(now);
         }
-        self.next_look(unmanaged_pages, changed)
+        self.next_look(unmanaged_pages, changed, now.elapsed())
     }
 
-    /// Soon while something changes, or while what is left of the budget could be touched soon.
-    fn next_look(&self, unmanaged_pages: u64, changed: bool) -> Duration {
+    /// Soon while something changes, or while what is left of the budget could be touched soon; `looked_for` is what this look took.
+    fn next_look(&self, unmanaged_pages: u64, changed: bool, looked_for: Duration) -> Duration {
         if changed || self.removals.are_waiting() || !self.leaving.is_empty() {
             return LOOK_SOONEST;
         }
@@ -103,9 +108,11 @@ impl Watcher {
         let pages = if managed { budget_room.max(GROWTH_PAGES) } else { room };
         let reach = Duration::from_micros(pages.saturating_mul(1_000_000) / TOUCH_PAGES_PER_S / 2);
         let young = self.tree_changed_at.is_some_and(|at| at.elapsed() < TREE_YOUNG_FOR);
-        if idle && managed {
-            return if quiet { LOOK_WHILE_IDLE } else { LOOK_SOONEST };
-        }
-        reach.clamp(LOOK_SOONEST, if young { YOUNG_TREE_EVERY } else { LOOK_LATEST })
+        let soon = match (idle && managed, quiet) {
+            (true, true) => LOOK_WHILE_IDLE,
+            (true, false) => LOOK_SOONEST,
+            (false, _) => reach.clamp(LOOK_SOONEST, if young { YOUNG_TREE_EVERY } else { LOOK_LATEST }),
+        };
+        soon.max((looked_for * (LOOK_SHARE - 1)).min(LOOK_RARELY))
     }
 }

@@ -7,6 +7,7 @@ use spillway_core::{Address, Span};
 
 use super::Watcher;
 use super::process::Process;
+use crate::choice::Choice;
 use crate::driver::Command;
 use crate::procfs::{self, Mapping, Size};
 use crate::stretch::stretches;
@@ -39,7 +40,7 @@ impl Watcher {
         for _ in 0..READINGS_MAX {
             size = procfs::size(pid).unwrap_or_default();
             let Ok(mappings) = procfs::mappings(pid) else { return };
-            let stretches = stretches(&mappings, |mapping| is_managed(mapping, staging));
+            let stretches = stretches(&mappings, |mapping| is_managed(self.choice, mapping, staging));
             let (reply, answer) = channel();
             self.send(Command::Register { target, stretches, reply });
             let Ok(registered) = answer.recv() else { return };
@@ -89,7 +90,7 @@ impl Watcher {
             Some(last) => last.end = span.end,
             None => found.push(span),
         };
-        for mapping in mappings.iter().filter(|mapping| is_managed(mapping, staging)) {
+        for mapping in mappings.iter().filter(|mapping| is_managed(self.choice, mapping, staging)) {
             // A process that is gone has nothing to be found.
             let _ = match whose {
                 Whose::Anyones => pagemap.populated(mapping.span, &mut note),
@@ -104,6 +105,6 @@ impl Watcher {
 }
 
 /// Whether it may be registered: not our own mapping.
-fn is_managed(mapping: &Mapping, staging: Option<Span>) -> bool {
-    mapping.is_manageable() && staging.is_none_or(|staging| mapping.span.intersect(staging).is_none())
+fn is_managed(choice: Choice, mapping: &Mapping, staging: Option<Span>) -> bool {
+    choice.takes(mapping) && staging.is_none_or(|staging| mapping.span.intersect(staging).is_none())
 }
