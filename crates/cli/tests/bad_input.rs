@@ -41,6 +41,8 @@ fn sizes_and_pools() {
         refusal(&["attach", &flag, "1"]);
         refusal(&["resize", "1", size]);
     }
+    assert!(refusal(&["attach", "1", "--least-mapping", "1M"]).contains("4.0 MiB"));
+    assert!(refusal(&["attach", "1", "--least-mapping", "64M", "--local", "4095"]).contains("4.0 KiB"));
     for url in ["", "local", "nosuch://x", "local:?size=1", "local:?compress=zip", "local:?x=1"] {
         let flag = format!("--pool={url}");
         refusal(&["run", &flag, "--", "true"]);

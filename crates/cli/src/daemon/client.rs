@@ -56,7 +56,8 @@ fn socket() -> Option<(u64, i64, i64)> {
 impl Choice {
     /// The daemon to ask; none where none runs, or none is wanted.
     pub(crate) fn daemon(&self, wanted: &Wanted<'_>) -> Result<Option<Client>, Failure> {
-        wanted.local.map(local::parse).transpose()?;
+        // How little it may be depends on who manages it.
+        wanted.local.map(|text| local::parse_from(text, 0)).transpose()?;
         wanted.pool.map(pool::parse).transpose()?;
         let share = ShareText { min: self.min.clone(), max: wanted.local.map(Into::into), weight: self.weight };
         let found = if self.no_daemon { None } else { sockets::daemon()? };
@@ -68,6 +69,7 @@ impl Choice {
                 )),
             };
         };
+        wanted.local.map(local::parse).transpose()?;
         let refused = |what: String| {
             Err(Failure::refused(format!("{what}: leave that out, or add --no-daemon for a pager of its own")))
         };
