@@ -43,6 +43,9 @@ pub(crate) struct Args {
     replacement: replacement::Choices,
     #[command(flatten)]
     daemon: daemon::client::Choice,
+    /// Equal pages of it and of others are kept once in memory, too: by the kernel (KSM), which must be told to run
+    #[arg(long)]
+    share: bool,
     /// Write the final counters to this file, as JSON
     #[arg(long, value_name = "FILE")]
     stats: Option<PathBuf>,
@@ -53,6 +56,9 @@ pub(crate) struct Args {
 
 /// Adopts the process and stays until it is gone or free.
 pub(crate) fn attach(args: &Args) -> Result<u8, Failure> {
+    if args.share {
+        spillway_pager::merging::usable()?;
+    }
     // Not by asking all pagers first: one that does not answer would keep a process waiting that waits already.
     match Remains::find(args.pid) {
         Ok(Some(remains)) => return take_over(args, remains),
@@ -67,6 +73,7 @@ pub(crate) fn attach(args: &Args) -> Result<u8, Failure> {
         local: args.local.as_deref().unwrap_or(DEFAULT_LOCAL),
         pool: args.pool.as_deref().unwrap_or(pool::DEFAULT),
         replacement: args.replacement.settings(),
+        share_pages: args.share,
         stats: args.stats.as_deref(),
         quiet: args.quiet,
         tape: None,
@@ -83,7 +90,7 @@ fn hand_to(client: &Client, args: &Args) -> Result<u8, Failure> {
         ));
     }
     refuse_managed(pid)?;
-    let pause = client.adopt(pid, false, 0)?;
+    let pause = client.adopt(pid, false, 0, args.share)?;
     if !args.quiet {
         say::note(format!(
             "adopted process {pid} by the daemon (process {}), in a pause of {pause:.0} us; `spillway detach {pid}` lets it go",
@@ -118,7 +125,8 @@ fn take_over(args: &Args, remains: Remains) -> Result<u8, Failure> {
     let local = args.local.as_deref().map(local::parse).transpose()?;
     // What is not said stays as it was.
     let chosen = args.replacement.settings();
-    let changes = Changes { local, replacement: (chosen != Settings::default()).then_some(chosen) };
+    let replacement = (chosen != Settings::default()).then_some(chosen);
+    let changes = Changes { local, replacement, share_pages: args.share };
     let told = Told { stats: args.stats.as_deref(), quiet: args.quiet };
     serve_on(args.pid, remains, begun, "its dead pager", changes, told)
 }
@@ -128,6 +136,7 @@ fn take_over(args: &Args, remains: Remains) -> Result<u8, Failure> {
 pub(crate) struct Changes {
     local: Option<Local>,
     replacement: Option<Settings>,
+    share_pages: bool,
 }
 
 /// What the user is told, and where.
@@ -154,6 +163,9 @@ pub(crate) fn serve_on(
     let replacement = changes.replacement.unwrap_or_else(|| remains.replacement());
     let store = pool::take_over(&remains.pool(), remains.vault())?;
     let pager = Pager::take_over(remains, local, replacement, store)?;
+    if changes.share_pages {
+        pager.share_pages(None, true)?;
+    }
     let service = Arc::new(Service::new(pager, pid, 0));
     let milliseconds = begun.elapsed().as_secs_f64() * 1e3;
     let note = format!("took process {pid} over from {from} in {milliseconds:.1} ms; Ctrl-C lets it go");
@@ -169,9 +181,9 @@ pub(crate) fn manage(pid: i32, terms: &Terms<'_>, lasts: Option<Duration>) -> Re
     sys::block_signals();
     refuse_managed(pid)?;
     let (recording, recorder) = terms.tape.map(|tape| tape.start(local)).transpose()?.unzip();
-    let (replacement, on_pager_death) = (terms.replacement, OnPagerDeath::HoldTarget);
+    let (replacement, share_pages, on_pager_death) = (terms.replacement, terms.share_pages, OnPagerDeath::HoldTarget);
     let (store, lasting) = pool::open_lasting(terms.pool)?;
-    let options = Options { local, replacement, store, on_pager_death, recording, lasting };
+    let options = Options { local, replacement, store, on_pager_death, recording, share_pages, lasting };
     let service = Arc::new(Service::new(Pager::adopt(pid, options)?, pid, 0));
     let now = service.snapshot();
     let (pause, touched) = (now.adopt_pause_us, Bytes(now.touched_bytes));

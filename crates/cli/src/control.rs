@@ -160,7 +160,13 @@ fn answer<P: Paging>(request: Request, lines: &mut Lines, service: &Service<P>) 
             };
             done.map_or_else(Reply::Error, |()| Reply::Ok(json!({})))
         }
-        Request::Adopt { pid, when_grown, front, share } => reply(service.adopt(pid, !when_grown, front, &share)),
+        Request::Adopt { pid, when_grown, front, share_pages, share } => {
+            reply(service.adopt(pid, !when_grown, front, share_pages, &share))
+        }
+        Request::SharePages { .. } if service.is_detached() => {
+            Reply::Error("this pager has let its processes go: there is nothing to share".into())
+        }
+        Request::SharePages { pid, on } => reply(service.share_pages(pid, on)),
         Request::Share { pid, share } => reply(service.share(pid, &share)),
         Request::Show { pid } => reply(service.show(pid)),
         Request::HandOver { version } => match service.may_hand_over(version) {
@@ -226,6 +232,7 @@ mod tests {
         local: Mutex<Option<Local>>,
         replacement: Mutex<Settings>,
         trees: Mutex<Vec<(i32, Share)>>,
+        sharing: Mutex<(Option<i32>, bool)>,
         refuses: bool,
     }
 
@@ -250,7 +257,7 @@ mod tests {
         fn has_targets(&self) -> bool {
             true
         }
-        fn adopt_tree(&self, pid: i32, _: bool, share: Share) -> Result<(), String> {
+        fn adopt_tree(&self, pid: i32, _: bool, share: Share, _: bool) -> Result<(), String> {
             self.trees.lock().expect("sound").push((pid, share));
             Ok(())
         }
@@ -258,6 +265,10 @@ mod tests {
             let mut trees = self.trees.lock().expect("sound");
             let tree = trees.iter_mut().find(|tree| tree.0 == pid).ok_or("not managed")?;
             change(&mut tree.1);
+            Ok(())
+        }
+        fn share_pages(&self, pid: Option<i32>, on: bool) -> Result<(), String> {
+            *self.sharing.lock().expect("sound") = (pid, on);
             Ok(())
         }
         fn release_tree(&self, pid: i32, progress: &mut dyn FnMut(u64, u64)) -> Result<(), String> {

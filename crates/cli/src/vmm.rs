@@ -80,7 +80,8 @@ pub(crate) fn vmm(args: &Args) -> Result<u8, Failure> {
         None => store,
     };
     let (replacement, on_pager_death) = (args.replacement.settings(), OnPagerDeath::HoldTarget);
-    let options = Options { local, replacement, store, on_pager_death, recording: None, lasting: None };
+    let options =
+        Options { local, replacement, store, on_pager_death, recording: None, share_pages: false, lasting: None };
     let own = std::process::id().cast_signed();
     let service = Arc::new(Service::new(Pager::host(options)?, own, 0));
     let monitors = Monitors { service: Arc::clone(&service), image, quiet: args.quiet, listened_to: Arc::default() };

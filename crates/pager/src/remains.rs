@@ -6,6 +6,7 @@
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use spillway_core::policy::Settings;
@@ -15,6 +16,7 @@ use crate::adopt::Agent;
 use crate::driver::Heir;
 use crate::error::Error;
 use crate::estate::{Estate, Found};
+use crate::merging::Merging;
 use crate::sys::agent::Memory;
 use crate::sys::fd::{Heard, receive_byte};
 use crate::sys::process::{pidfd_of_thread, take_fd, unread};
@@ -133,7 +135,8 @@ impl Remains {
             let lives = procfs::stat(found.pid).is_ok_and(|stat| stat.started == found.started);
             if lives && procfs::is_agent(found.pid, found.thread) {
                 let known = heirs.iter().map(|heir| &heir.tally).find(|tally| tally.tree == found.tree);
-                let tally = known.map_or_else(|| Tally::new(found.tree, found.root, found.share), Arc::clone);
+                let tally = known.map_or_else(|| Tally::new(found.tree, found.root, found.share, false), Arc::clone);
+                tally.merges.fetch_or(found.merging != Merging::Untold, Relaxed);
                 heirs.push(Heir::of(found, tally)?);
             }
         }

@@ -125,7 +125,7 @@ impl Driver {
         match (outcomes, &kernel.threads[agent].work) {
             (Some(_), _) => self.collect_again(kernel, id),
             (None, Work::Moves(_)) => {
-                (target.flight, target.looked) = (Flight::Capture, false);
+                (target.flight, target.looked) = (Flight::Capture { again: false }, false);
                 let pages = runs.iter().map(|run| run.pages).sum();
                 target.buffers.extend((0..pages).map_while(|_| self.core.take_buffer()));
             }

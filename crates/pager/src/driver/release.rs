@@ -9,6 +9,7 @@ use spillway_store::Urgency;
 
 use super::{Driver, Homeward};
 use crate::adopt::Agent;
+use crate::merging::Merging;
 use crate::procfs;
 use crate::stretch::room_behind;
 use crate::target::{Flight, Target};
@@ -127,7 +128,10 @@ impl Driver {
             if let Some(estate) = &self.hands.estate {
                 estate.remove(target.id);
             }
-            agents.extend(target.agent);
+            agents.extend(target.agent.map(|mut agent| {
+                agent.unmerges = target.merging == Merging::Ours;
+                agent
+            }));
         }
         if self.targets.iter().all(Option::is_none) {
             self.placement.settle(&self.shared);

@@ -89,7 +89,8 @@ impl Driver {
         let id = found.id;
         self.core.assign(id, found.tree, found.share);
         let target = Target::new(id, found.pid, uffd, Some(agent), tally);
-        self.add(Target { doubtful: true, staged: true, ..target });
+        let merging = self.merging_again(&found, &target.tally);
+        self.add(Target { doubtful: true, staged: true, merging, ..target });
         self.collect_again(&found);
         let pending: Vec<Span> =
             self.core.pending_unmapped().iter().filter(|(of, _)| *of == id).map(|(_, span)| *span).collect();
@@ -175,6 +176,9 @@ impl Driver {
         }
         if let Some(share) = self.core.share_of(id) {
             estate.set_share(id, share);
+        }
+        if let Some(target) = self.targets.get(id.0 as usize).and_then(Option::as_ref) {
+            estate.set_merging(id, target.merging);
         }
     }
 
