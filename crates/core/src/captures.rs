@@ -210,8 +210,8 @@ impl Pager {
 }
 
 impl Pager {
-    /// The pages of `runs`, chosen before and refused then, that may be captured now, each by itself: as many as there are
-    /// buffers for, and none that is elsewhere or anything else by now.
+    /// The pages of `runs`, chosen before and refused then, that may be captured now, each by itself: each once, as
+    /// many as there are buffers for, and none that is elsewhere or anything else by now.
     pub fn capturable_again(&self, target: TargetId, runs: &[Run]) -> Vec<Run> {
         let singles = runs.iter().flat_map(|run| {
             (0..run.pages).map(|n| Run { address: run.address.plus_pages(n), page: run.page.plus(n), pages: 1 })
@@ -222,8 +222,12 @@ impl Pager {
                 && self.table.get(run.page).is_candidate()
                 && !is_kept(&self.kept, run.page)
         };
-        let most = self.capturable_pages().min(BATCH_PAGES_MAX);
-        singles.filter(may).take(usize::try_from(most).expect("a batch")).collect()
+        let mut runs: Vec<Run> = singles.filter(may).collect();
+        // One that was refused more than once is named as often.
+        runs.sort_unstable_by_key(|run| run.page);
+        runs.dedup();
+        runs.truncate(usize::try_from(self.capturable_pages().min(BATCH_PAGES_MAX)).expect("a batch"));
+        runs
     }
 }
 

@@ -307,7 +307,10 @@ impl World {
 
     /// The kernel's thread that merges comes by, now and then. Which pages are equal makes no difference to the pager.
     fn merge(&mut self) {
-        let Some(rng) = self.merger.as_mut().filter(|rng| rng.below(MERGE_EVERY) == 0) else { return };
+        let Some(rng) = &mut self.merger else { return };
+        if rng.below(MERGE_EVERY) > 0 {
+            return;
+        }
         let space = rng.below(self.kernel.spaces.len());
         for slot in &mut self.kernel.spaces[space].slots {
             let anonymous = slot.is_anonymous();
