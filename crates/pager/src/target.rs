@@ -19,6 +19,9 @@ use crate::sys::procmap::ProcMap;
 use crate::sys::uffd::Uffd;
 use crate::tally::Tally;
 
+/// `MADV_POPULATE_WRITE` (5.14).
+pub const POPULATE_WRITE: u64 = 23;
+
 /// A fault that could not be served at once.
 #[derive(Clone, Copy, Debug)]
 pub struct Waiting {
@@ -292,8 +295,6 @@ impl Target {
     /// Lets the agent write to [`Target::shared_runs`] without changing them, so that the kernel gives the target copies of its
     /// own of what it shares. False when the agent is gone.
     pub fn unshare(&mut self) -> bool {
-        /// `MADV_POPULATE_WRITE` (5.14).
-        const POPULATE_WRITE: u64 = 23;
         let Some(agent) = &mut self.agent else { return false };
         let mut list = agent.memory.list();
         for run in &self.shared_runs {

@@ -104,6 +104,9 @@ impl Driver {
             }
             let mut target = Target::new(id, space, agent);
             target.doubtful = true;
+            if agent.is_some_and(|agent| matches!(kernel.threads[agent].work, Work::Populate(_))) {
+                target.flight = Flight::Other;
+            }
             driver.targets[id.0 as usize] = Some(target);
             driver.take_up_capture(kernel, id);
             for removing in driver.core.removing(id) {
@@ -168,7 +171,9 @@ impl Driver {
         }
         self.begin_reading(id, &staged, kernel.now);
         let target = self.targets[id.0 as usize].as_mut().expect("its capture was taken up");
-        target.flight = Flight::Idle;
+        if target.flight != Flight::Other {
+            target.flight = Flight::Idle;
+        }
         target.runs.clear();
     }
 
