@@ -179,6 +179,61 @@ def test_what_merged_before_merges_afterwards(processes, spillway, fill, ksm):
     target.unharmed()
 
 
+MARKED = """
+import mmap, sys
+def memory():
+    area = mmap.mmap(-1, 8 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for at in range(0, len(area), 4096):
+        area[at:at + 4096] = bytes([at // 4096 % 251 + 1]) * 4096
+    return area
+kept = [memory() for _ in range(3)]
+kept[1].madvise(mmap.MADV_MERGEABLE)
+for line in sys.stdin:
+    assert all(area[at:at + 4096] == bytes([at // 4096 % 251 + 1]) * 4096 for area in kept for at in range(0, len(area), 4096))
+    print("OK", flush=True)
+"""
+
+
+def marked(pid):
+    """The mappings that are to be merged, each by itself or with the process."""
+    found, mapping = [], None
+    for line in pathlib.Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        words = line.split()
+        if words[0] == "VmFlags:":
+            found += [mapping] if "mg" in words else []
+        elif not words[0].endswith(":"):
+            mapping = words[0]
+    return found
+
+
+@pytest.mark.parametrize("how", ["detached", "switched off"])
+def test_a_mapping_that_merged_before_merges_afterwards(processes, spillway, ksm, how):
+    """As QEMU marks its guest's memory."""
+    target = Program(processes, ["python3", "-c", MARKED])
+    target.ask("begin")
+    before = marked(target.pid)
+    assert before
+    pager, _ = begin(processes, spillway, target.pid, "--local", "16M")
+    assert spillway.cli("set", target.pid, "share-pages=on").returncode == 0
+    eventually(lambda: is_merging(target.pid), "merging to begin")
+    spillway.settled(target.pid)
+    if how == "switched off":
+        assert spillway.cli("set", target.pid, "share-pages=off").returncode == 0
+        eventually(lambda: not is_merging(target.pid), "merging to end")
+        eventually(lambda: marked(target.pid), "the mapping to be marked again")
+    spillway.detach(target.pid)
+    assert pager.wait(10) == 0
+    assert not is_merging(target.pid)
+
+    def bounds(spans):
+        return [tuple(int(word, 16) for word in span.split("-")) for span in spans]
+
+    # What is marked again may be cut, and covers what was marked, and nothing else.
+    (start, end), again = bounds(before)[0], bounds(marked(target.pid))
+    assert len(before) == 1 and again[0][0] == start and again[-1][1] == end, (before, again)
+    target.ask("end")
+
+
 def test_another_pager_knows_that_merging_is_to_end(processes, spillway, fill, ksm):
     target = Program(processes, [fill, 32]).ready()
     pager, _ = begin(processes, spillway, target.pid, "--local", "16M", "--share")

@@ -43,7 +43,7 @@ pub(crate) struct Args {
     replacement: replacement::Choices,
     #[command(flatten)]
     daemon: daemon::client::Choice,
-    /// Equal pages of it and of others are kept once in memory, too: by the kernel (KSM), which must be told to run
+    /// Keep equal pages of it and of others once in memory, too (the kernel does: KSM)
     #[arg(long)]
     share: bool,
     /// Write the final counters to this file, as JSON

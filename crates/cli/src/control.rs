@@ -366,6 +366,8 @@ mod tests {
         assert_eq!((targets[0]["pid"].as_i64(), targets[0]["min_bytes"].as_u64()), (Some(5), Some(4 << 20)));
         assert_eq!((targets[1]["max_bytes"].as_u64(), targets[1]["weight"].as_u64()), (Some(8 << 20), Some(100)));
         assert_eq!(said[0]["ok"]["daemon"], json!(true));
+        assert_eq!(lines("{\"op\":\"share_pages\",\"pid\":6,\"on\":true}\n")[0]["ok"], json!({}));
+        assert_eq!(*daemon.pager().sharing.lock().expect("sound"), (Some(6), true));
         let said = lines("{\"op\":\"release\",\"pid\":5}\n{\"op\":\"show\",\"pid\":6}\n{\"op\":\"show\",\"pid\":5}\n");
         assert_eq!((&said[0]["progress"], &said[1]["ok"]), (&json!([1, 2]), &json!({})));
         assert_eq!(said[2]["ok"]["pid"], json!(6));
@@ -377,6 +379,7 @@ mod tests {
             "{\"op\":\"share\",\"pid\":6,\"share\":{\"weight\":0}}",
             "{\"op\":\"share\",\"pid\":99,\"share\":{}}",
             "{\"op\":\"adopt\"}",
+            "{\"op\":\"share_pages\",\"pid\":6}",
         ] {
             assert!(lines(&format!("{wrong}\n"))[0].get("error").is_some(), "{wrong}");
         }
@@ -385,7 +388,12 @@ mod tests {
         assert!(
             lines("{\"op\":\"adopt\",\"pid\":8}\n")[0]["error"].as_str().is_some_and(|why| why.contains("letting"))
         );
-        // One that serves one program knows nothing of that.
+        assert!(lines("{\"op\":\"share_pages\",\"pid\":6,\"on\":false}\n")[0].get("error").is_some());
+        // One that serves one program shares all of it.
+        let alone = service(false);
+        assert!(answers(&alone, Peer::Command, b"{\"op\":\"share_pages\",\"pid\":6,\"on\":true}\n").contains("ok"));
+        assert_eq!(*alone.pager().sharing.lock().expect("sound"), (None, true));
+        // And knows nothing of the rest.
         for text in ["{\"op\":\"adopt\",\"pid\":5}\n", "{\"op\":\"release\",\"pid\":5}\n", "{\"op\":\"shutdown\"}\n"] {
             assert!(answers(&service(false), Peer::Command, text.as_bytes()).contains("only `spillway daemon`"));
         }

@@ -40,7 +40,7 @@ pub(crate) enum Request {
         #[serde(default)]
         front: i32,
         /// Whether equal pages of it and others are kept once in memory.
-        #[serde(default)]
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         share_pages: bool,
         /// What it may have of local memory.
         #[serde(default)]

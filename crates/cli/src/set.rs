@@ -12,7 +12,7 @@ pub(crate) struct Args {
     /// A managed process, or the `spillway run` before it; a daemon, for all of its targets
     #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
     pid: i32,
-    /// policy=, evict=, scope=, block=NAME; share-pages=on|off; of one target of a daemon: min=, max=SIZE, weight=NUMBER
+    /// policy=, evict=, scope=, block=NAME; share-pages=on|off; with a daemon: min=, max=, weight=
     #[arg(required = true, value_name = "KEY=VALUE")]
     settings: Vec<String>,
 }

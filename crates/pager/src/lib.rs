@@ -89,8 +89,9 @@ pub struct LastingPool {
     pub url: String,
 }
 
-/// Counters at one moment. Sizes in bytes, times in microseconds.
+/// Counters at one moment. Sizes in bytes, times in microseconds. What a pager of an older version does not tell is nothing.
 #[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
 pub struct Snapshot {
     /// The root process.
     pub pid: i32,

@@ -5,8 +5,10 @@
 
 use std::fs;
 
+use spillway_core::Span;
+
 use crate::error::Error;
-use crate::procfs::{living_thread, read_short};
+use crate::procfs::{living_thread, mappings_with_flag, read_short};
 use crate::sys::process::may_be_merged;
 
 /// Whether the kernel's thread that merges runs: 1, for the whole machine.
@@ -48,6 +50,11 @@ impl Merged {
             profit_bytes: sum.profit_bytes + it.profit_bytes,
         })
     }
+}
+
+/// The mappings of `pid` that are merged: before the process as a whole is, those that it has asked for itself.
+pub fn marked(pid: i32) -> Vec<Span> {
+    mappings_with_flag(pid, &["mg"]).into_iter().map(|(span, _)| span).collect()
 }
 
 /// Parses `/proc/PID/ksm_stat`.

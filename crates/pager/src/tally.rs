@@ -188,6 +188,11 @@ impl Trees {
         self.lock().iter().find(|tree| tree.tally.tree == id).map(|tree| Arc::clone(&tree.tally))
     }
 
+    /// The managed processes of one; none where there is no such tree.
+    pub fn pids(&self, id: TreeId) -> Option<Vec<i32>> {
+        self.lock().iter().find(|tree| tree.tally.tree == id).map(|tree| tree.pids.clone())
+    }
+
     /// What is told of those that have not ended.
     pub fn tallies(&self) -> Vec<Arc<Tally>> {
         self.lock().iter().filter(|tree| tree.ended.is_none()).map(|tree| Arc::clone(&tree.tally)).collect()

@@ -22,6 +22,11 @@ use crate::tally::Tally;
 /// `MADV_POPULATE_WRITE` (5.14).
 pub const POPULATE_WRITE: u64 = 23;
 
+/// The arguments of `madvise` that mark a mapping for merging, which the end of merging as a whole has undone.
+pub fn mark_again(span: Span) -> [u64; 6] {
+    [span.start.0, span.end.0 - span.start.0, u64::from(libc::MADV_MERGEABLE.unsigned_abs()), 0, 0, 0]
+}
+
 /// A fault that could not be served at once.
 #[derive(Clone, Copy, Debug)]
 pub struct Waiting {
@@ -106,6 +111,8 @@ pub struct Target {
     pub merging: Merging,
     /// If it does when it is asked first, then because whoever it was forked from was made to.
     pub inherits_merging: bool,
+    /// What of it was merged before we asked, at its own wish: it is to be so again afterwards.
+    pub marked: Vec<Span>,
     /// The kernel would not do what it was told of merging: it is not told again.
     pub unmergeable: bool,
     /// Whose forked child it is, until it has an agent of its own.
@@ -147,9 +154,10 @@ impl Target {
             staged: false,
             single: 0,
             shared_runs: Vec::with_capacity(BATCH_PAGES),
-            unshared: Vec::with_capacity(BATCH_PAGES),
+            unshared: Vec::new(),
             merging: Merging::Untold,
             inherits_merging: false,
+            marked: Vec::new(),
             unmergeable: false,
             parent: None,
             inherits: true,
@@ -292,17 +300,16 @@ impl Target {
         send_byte(agent.socket.as_fd())
     }
 
-    /// Lets the agent write to [`Target::shared_runs`] without changing them, so that the kernel gives the target copies of its
-    /// own of what it shares. False when the agent is gone.
-    pub fn unshare(&mut self) -> bool {
+    /// Lets the agent write to these pages without changing them, so that the kernel gives the target copies of its own of what
+    /// it shares. False when the agent is gone.
+    pub fn unshare(&mut self, runs: Vec<Run>) -> bool {
         let Some(agent) = &mut self.agent else { return false };
         let mut list = agent.memory.list();
-        for run in &self.shared_runs {
+        for run in &runs {
             list.call(libc::SYS_madvise, [run.address.0, run.pages * PAGE_BYTES_U64, POPULATE_WRITE, 0, 0, 0]);
         }
         list.finish();
-        self.unshared.clear();
-        std::mem::swap(&mut self.unshared, &mut self.shared_runs);
+        self.unshared = runs;
         self.flight = Flight::Other;
         send_byte(agent.socket.as_fd())
     }
@@ -317,6 +324,11 @@ impl Target {
         };
         let mut list = agent.memory.list();
         list.call(libc::SYS_prctl, [u64::from(what.unsigned_abs()), value, 0, 0, 0, 0]);
+        if errand == Errand::End {
+            for span in self.marked.iter().take(BATCH_PAGES) {
+                list.call(libc::SYS_madvise, mark_again(*span));
+            }
+        }
         list.finish();
         self.flight = Flight::Merging(errand);
         send_byte(agent.socket.as_fd())

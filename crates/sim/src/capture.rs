@@ -178,7 +178,8 @@ impl Driver {
             }
             return;
         }
-        if self.capture_unshared(kernel) || self.unshare(kernel) {
+        // Neither makes sense without buffers.
+        if self.core.capturable_pages() > 0 && (self.capture_unshared(kernel) || self.unshare(kernel)) {
             return;
         }
         let most = self.core.wanted_captures().min(self.core.batch_pages()).min(BATCH_PAGES);
@@ -258,19 +259,14 @@ impl Driver {
     }
 
     /// Captures what has become a target's own since it was refused: the kernel may soon merge it again. False when there is
-    /// nothing of that kind, or no buffer for it.
+    /// nothing of that kind.
     fn capture_unshared(&mut self, kernel: &mut Kernel) -> bool {
-        if self.core.capturable_pages() == 0 {
-            return false;
-        }
         for at in 0..self.targets.len() {
             let ready = |target: &&mut Target| !target.unshared.is_empty() && target.may_capture();
             let Some(target) = self.targets[at].as_mut().filter(ready) else { continue };
-            let mut runs = self.core.capturable_again(target.id, &target.unshared);
-            runs.truncate(usize::try_from(BATCH_PAGES).expect("a batch"));
-            target.unshared.clear();
+            let (id, named) = (target.id, std::mem::take(&mut target.unshared));
+            let runs = self.again(id, &named);
             if !runs.is_empty() {
-                let id = target.id;
                 self.capture(kernel, id, runs, true);
                 return true;
             }
@@ -278,17 +274,29 @@ impl Driver {
         false
     }
 
-    /// Starts to give targets copies of their own of what they share, with forked children that have ended or because it is
+    fn again(&self, target: TargetId, named: &[Run]) -> Vec<Run> {
+        let mut runs = self.core.capturable_again(target, named);
+        runs.truncate(usize::try_from(BATCH_PAGES).expect("a batch"));
+        runs
+    }
+
+    /// Starts to give a target copies of its own of what it shares, with forked children that have ended or because it is
     /// merged; false when there is nothing of that kind.
     fn unshare(&mut self, kernel: &mut Kernel) -> bool {
         let parents: Vec<TargetId> = self.targets.iter().flatten().filter_map(|target| target.parent).collect();
-        let ready =
-            |target: &&mut Target| target.may_capture() && !target.shared.is_empty() && !parents.contains(&target.id);
-        let Some(target) = self.targets.iter_mut().flatten().find(ready) else { return false };
-        target.flight = Flight::Other;
-        let agent = target.agent.expect("it may be captured");
-        target.unshared = std::mem::take(&mut target.shared);
-        kernel.threads[agent].work = Work::Populate(target.unshared.iter().flat_map(Self::slots_of).collect());
-        true
+        for at in 0..self.targets.len() {
+            let ready = |it: &&mut Target| it.may_capture() && !it.shared.is_empty() && !parents.contains(&it.id);
+            let Some(target) = self.targets[at].as_mut().filter(ready) else { continue };
+            let (id, named) = (target.id, std::mem::take(&mut target.shared));
+            // Not what has left meanwhile: it would come home.
+            let runs = self.again(id, &named);
+            let Some(target) = self.targets[at].as_mut().filter(|_| !runs.is_empty()) else { continue };
+            target.flight = Flight::Other;
+            let agent = target.agent.expect("it may be captured");
+            kernel.threads[agent].work = Work::Populate(runs.iter().flat_map(Self::slots_of).collect());
+            target.unshared = runs;
+            return true;
+        }
+        false
     }
 }

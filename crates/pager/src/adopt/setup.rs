@@ -128,7 +128,7 @@ impl Setup {
             pause_ns: 0,
             seized,
             kept,
-            unmerges: false,
+            unmerges: None,
             instruction,
         };
         Ok((agent, fresh))

@@ -34,6 +34,8 @@ pub enum Command {
         share: Share,
         /// If the kernel merges its pages, then because whoever it comes from was made to.
         inherits_merging: bool,
+        /// What of it is merged at its own wish.
+        marked: Vec<Span>,
         /// For the answer.
         reply: Sender<TargetId>,
     },
@@ -158,8 +160,13 @@ pub enum Command {
     },
     /// What a tree may have of local memory, from now on.
     Share(TreeId, Share),
-    /// Whether pages of a tree are to be merged has changed, in what is told of it.
-    Merge(TreeId),
+    /// Whether the kernel is to merge pages of a tree has changed, in what is told of it.
+    Merge {
+        /// Which.
+        tree: TreeId,
+        /// What of its processes is merged now.
+        marked: Vec<(i32, Vec<Span>)>,
+    },
     /// Count the pages of each tree, into what is told of it; then answer.
     Count {
         /// For the answer.
@@ -219,11 +226,11 @@ impl Driver {
     fn carry_out(&mut self, command: Command) {
         (0..self.targets.len()).for_each(|at| self.settle_unmapped(at));
         match command {
-            Command::Add { pid, uffd, agent, tally, share, inherits_merging, reply } => {
+            Command::Add { pid, uffd, agent, tally, share, inherits_merging, marked, reply } => {
                 let id = self.core.add_target();
                 self.core.assign(id, tally.tree, share);
                 self.write_down(id, &agent, &tally);
-                self.add(Target { inherits_merging, ..Target::new(id, pid, uffd, Some(agent), tally) });
+                self.add(Target { inherits_merging, marked, ..Target::new(id, pid, uffd, Some(agent), tally) });
                 self.owes_errands = true;
                 self.place_agents();
                 let _ = reply.send(id);
@@ -316,7 +323,7 @@ impl Driver {
                     of_it.for_each(|target| estate.set_share(target.id, share));
                 }
             }
-            Command::Merge(tree) => self.merge_anew(tree),
+            Command::Merge { tree, marked } => self.merge_anew(tree, &marked),
             Command::Depart { tree, reply } => self.depart(tree, reply),
             Command::Count { reply } => {
                 self.count_trees();

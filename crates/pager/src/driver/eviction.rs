@@ -80,7 +80,8 @@ impl Driver {
             }
             return;
         }
-        if self.capture_unshared() || self.unshare() {
+        // Neither makes sense without buffers.
+        if self.core.capturable_pages() > 0 && (self.capture_unshared() || self.unshare()) {
             return;
         }
         let most = self.core.wanted_captures().min(self.core.batch_pages()).min(BATCH_PAGES as u64);
@@ -156,11 +157,8 @@ impl Driver {
     }
 
     /// Captures what has become a target's own since it was refused: the kernel may soon merge it again. False when there is
-    /// nothing of that kind, or no buffer for it.
+    /// nothing of that kind.
     fn capture_unshared(&mut self) -> bool {
-        if self.core.capturable_pages() == 0 {
-            return false;
-        }
         for at in 0..self.targets.len() {
             let ready = |target: &&mut Target| !target.unshared.is_empty() && target.may_capture();
             let Some(target) = self.targets[at].as_mut().filter(ready) else { continue };
@@ -174,18 +172,23 @@ impl Driver {
         false
     }
 
-    /// Starts to give targets copies of their own of what they share, with forked children that have ended or because it is
+    /// Starts to give a target copies of its own of what it shares, with forked children that have ended or because it is
     /// merged; false when there is nothing of that kind.
     fn unshare(&mut self) -> bool {
         let parents: Vec<TargetId> = self.targets.iter().flatten().filter_map(|target| target.parent).collect();
-        let ready = |target: &&mut Target| {
-            target.may_capture() && !target.shared_runs.is_empty() && !parents.contains(&target.id)
-        };
-        let begins = self.targets.iter_mut().flatten().find(ready).is_some_and(Target::unshare);
-        if begins {
-            self.errand_begins();
+        for target in self.targets.iter_mut().flatten() {
+            if !target.may_capture() || target.shared_runs.is_empty() || parents.contains(&target.id) {
+                continue;
+            }
+            // Not what has left meanwhile: it would come home.
+            let runs = self.core.capturable_again(target.id, &target.shared_runs);
+            target.shared_runs.clear();
+            if !runs.is_empty() && target.unshare(runs) {
+                self.errand_begins();
+                return true;
+            }
         }
-        begins
+        false
     }
 
     pub(super) fn errand_begins(&self) {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use spillway_core::TreeId;
+use spillway_core::{Span, TreeId};
 
 use super::{Driver, Report};
 use crate::estate::Found;
@@ -27,10 +27,17 @@ impl Target {
 }
 
 impl Driver {
-    /// What is wanted of `tree` has changed: what was refused may be tried again.
-    pub(super) fn merge_anew(&mut self, tree: TreeId) {
-        let of_it = self.targets.iter_mut().flatten().filter(|target| target.tally.tree == tree);
-        of_it.for_each(|target| target.unmergeable = false);
+    /// What is wanted of `tree` has changed: what was refused may be tried again. `marked` is what of it is merged now.
+    pub(super) fn merge_anew(&mut self, tree: TreeId, marked: &[(i32, Vec<Span>)]) {
+        for target in self.targets.iter_mut().flatten().filter(|target| target.tally.tree == tree) {
+            target.unmergeable = false;
+            // Once all of it is, nothing tells what was marked before.
+            if target.merging == Merging::Untold
+                && let Some((_, marked)) = marked.iter().find(|(pid, _)| *pid == target.pid)
+            {
+                target.marked.clone_from(marked);
+            }
+        }
         self.owes_errands = true;
     }
 

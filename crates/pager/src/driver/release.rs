@@ -103,6 +103,7 @@ impl Driver {
     pub(super) fn stay(&mut self) {
         if let Some(Release { reply, budget }) = self.release.take() {
             self.core.set_budget(budget);
+            self.owes_errands = true;
             self.lend();
             let _ = reply.send(Homeward::NoRoom(self.core.touched_pages() - self.core.mapped_pages()));
         }
@@ -129,7 +130,7 @@ impl Driver {
                 estate.remove(target.id);
             }
             agents.extend(target.agent.map(|mut agent| {
-                agent.unmerges = target.merging == Merging::Ours;
+                agent.unmerges = (target.merging == Merging::Ours).then_some(target.marked);
                 agent
             }));
         }

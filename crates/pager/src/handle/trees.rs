@@ -85,8 +85,12 @@ impl Pager {
             None => self.trees.tallies().into_iter().chain([Arc::clone(&self.first)]).collect(),
         };
         for tally in tallies {
+            // Before it is looked what is marked: whoever is adopted meanwhile looks as well.
             tally.merges.store(on, Relaxed);
-            let _ = self.commands.send(Command::Merge(tally.tree));
+            let managed = || self.managed.lock().map(|pids| pids.clone()).unwrap_or_default();
+            let pids = self.trees.pids(tally.tree).unwrap_or_else(managed);
+            let marked = if on { pids.iter().map(|&pid| (pid, merging::marked(pid))).collect() } else { Vec::new() };
+            let _ = self.commands.send(Command::Merge { tree: tally.tree, marked });
         }
         self.bell.ring();
         Ok(())

@@ -20,7 +20,7 @@ use crate::sys::pagemap::Pagemap;
 use crate::sys::process::share_memory;
 use crate::sys::ptrace::Seized;
 use crate::tally::Tally;
-use crate::{Local, OnPagerDeath};
+use crate::{Local, OnPagerDeath, merging};
 
 /// A process smaller than this is never worth an agent: 8 MiB.
 const ADOPT_PAGES: u64 = 2048;
@@ -143,7 +143,9 @@ impl Watcher {
                 let copy = uffd.borrow().try_clone_to_owned().map_err(system)?;
                 let (reply, answer) = channel();
                 let (tally, share) = (Arc::clone(&tally), tally.share());
-                self.send(Command::Add { pid, uffd, agent, tally, share, inherits_merging, reply });
+                let asks = tally.merges.load(Relaxed) && !inherits_merging;
+                let marked = if asks { merging::marked(pid) } else { Vec::new() };
+                self.send(Command::Add { pid, uffd, agent, tally, share, inherits_merging, marked, reply });
                 let target = answer.recv().map_err(|_| Error::Ended(pid))?;
                 self.uffds.push((target, copy.into()));
                 target
