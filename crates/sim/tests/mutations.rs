@@ -23,7 +23,7 @@ fn first_seed(mutation: Mutation) -> u64 {
     }
 }
 
-const RARE: [u64; 8] = [1600, 700, 16_600, 10_100, 1300, 1100, 1000, 1800];
+const RARE: [u64; 8] = [1600, 700, 16_600, 10_100, 1300, 3000, 1000, 1800];
 
 fn is_caught(mutation: Mutation) {
     let first = first_seed(mutation);
