@@ -1,5 +1,6 @@
 //! Any other file of `/proc` that we read: numbers that are there, or nothing; a command's name never passes for a field.
 
+use spillway_pager::merging::{Merged, parse_merged};
 use spillway_pager::procfs::{Stat, parse_field, parse_idle, parse_last_ran, parse_limit, parse_stat, parse_statm};
 
 /// Holds one input to it.
@@ -13,6 +14,11 @@ pub fn check(text: &str) {
     if let Some(size) = parse_statm(text) {
         let again = format!("{} {} 0", size.total_pages, size.anonymous_pages);
         assert_eq!(parse_statm(&again), Some(size));
+    }
+    if let Some(merged) = parse_merged(text) {
+        let Merged { pages, profit_bytes } = merged;
+        let again = format!("ksm_rmap_items 9\nksm_merging_pages {pages}\nksm_process_profit {profit_bytes}\n");
+        assert_eq!(parse_merged(&again), Some(merged));
     }
     if let Some(ticks) = parse_idle(text) {
         assert_eq!(parse_idle(&format!("cpu  1 2 3 {ticks} 0")), Some(ticks));

@@ -283,6 +283,11 @@ FACT(collapsing_fills_no_holes) {
     expect_is(load(it, 0, staging + 3 * PAGE), 9);
 }
 
+#ifndef PR_SET_MEMORY_MERGE
+#define PR_SET_MEMORY_MERGE 67
+#define PR_GET_MEMORY_MERGE 68
+#endif
+
 static const char *const KSM = "/sys/kernel/mm/ksm/";
 static long ksm_before[3];
 static const char *const KSM_KNOBS[] = { "run", "pages_to_scan", "sleep_millisecs" };
@@ -313,11 +318,11 @@ static long merged_pages(void) {
     return pages;
 }
 
-FACT(move_refuses_merged_pages) {
-    begin();
+// Equal pages in the target, merged by the kernel, whose thread is at rest again; `ask` is what the target does for it.
+static u64 merged(void (*ask)(u64 memory)) {
     u64 memory = map(it, 16);
     for (u64 i = 0; i < 16; i++) store(it, 0, memory + i * PAGE, 77);
-    if (call(it, 0, SYS_madvise, memory, 16 * PAGE, MADV_MERGEABLE) < 0) skip("this kernel merges no pages");
+    ask(memory);
     expect_is(reg(uffd.fd, memory, 16), 0);
     for (int i = 0; i < 3; i++)
         if ((ksm_before[i] = ksm(KSM_KNOBS[i], -1)) < 0) skip("no right to let the kernel merge pages");
@@ -326,10 +331,54 @@ FACT(move_refuses_merged_pages) {
     for (double until = now() + 3; merged_pages() < 15; pause_ms(10))
         if (now() > until) skip("the kernel did not merge the pages in time");
     ksm("run", 0);
+    return memory;
+}
+
+static void ask_for_mapping(u64 memory) {
+    if (call(it, 0, SYS_madvise, memory, 16 * PAGE, MADV_MERGEABLE) < 0) skip("this kernel merges no pages");
+}
+
+static void ask_for_process(u64 memory) {
+    (void)memory;
+    if (call(it, 0, SYS_prctl, PR_SET_MEMORY_MERGE, 1) < 0) skip("this kernel merges no processes");
+}
+
+FACT(move_refuses_merged_pages) {
+    begin();
+    u64 memory = merged(ask_for_mapping);
     expect_is(capture(memory, 1, 0), -EBUSY);
     expect_is(call(it, 1, SYS_madvise, memory, PAGE, MADV_POPULATE_WRITE), 0);
     expect_is(capture(memory, 1, 0), 0);
     expect_is(load(it, 0, staging), 77);
+}
+
+FACT(a_process_is_merged_as_a_whole) {
+    begin();
+    expect_is(call(it, 0, SYS_prctl, PR_GET_MEMORY_MERGE), 0);
+    // Registered memory is merged, too, and nothing is told of it.
+    u64 memory = merged(ask_for_process);
+    expect_is(call(it, 0, SYS_prctl, PR_GET_MEMORY_MERGE), 1);
+    expect(is_quiet(uffd.fd));
+    // Copies of its own keep their bytes, and those that stay merged keep theirs.
+    expect_is(call(it, 1, SYS_madvise, memory, 4 * PAGE, MADV_POPULATE_WRITE), 0);
+    expect_is(capture(memory, 4, 0), 0);
+    expect_is(capture(memory + 4 * PAGE, 1, 4), -EBUSY);
+    expect_is(load(it, 0, memory + 4 * PAGE), 77);
+    // When it is taken back, what was merged is the target's own again.
+    expect_is(call(it, 0, SYS_prctl, PR_SET_MEMORY_MERGE, 0), 0);
+    expect_is(call(it, 0, SYS_prctl, PR_GET_MEMORY_MERGE), 0);
+    expect_is(capture(memory + 4 * PAGE, 12, 4), 0);
+    for (u64 i = 0; i < 16; i++) expect_is(load(it, 0, staging + i * PAGE), 77);
+}
+
+FACT(children_are_merged_like_their_parents) {
+    begin();
+    managed(1, 7);
+    ask_for_process(0);
+    struct target *child = fork_it();
+    expect_is(call(child, 0, SYS_prctl, PR_GET_MEMORY_MERGE), 1);
+    expect_is(call(child, 0, SYS_prctl, PR_SET_MEMORY_MERGE, 0), 0);
+    expect_is(call(it, 0, SYS_prctl, PR_GET_MEMORY_MERGE), 1);
 }
 
 // Why pages leave through the userfaultfd that carries the target's events: while one of them is unread, the kernel

@@ -46,6 +46,9 @@ pub(crate) struct Args {
     replacement: replacement::Choices,
     #[command(flatten)]
     daemon: daemon::client::Choice,
+    /// Keep equal pages of it and of others once in memory, too (the kernel does: KSM)
+    #[arg(long)]
+    share: bool,
     /// Write the final counters to this file, as JSON
     #[arg(long, value_name = "FILE")]
     stats: Option<PathBuf>,
@@ -68,6 +71,9 @@ fn least_mapping(text: &str) -> Result<u64, String> {
 
 /// Adopts the process and stays until it is gone or free.
 pub(crate) fn attach(args: &Args) -> Result<u8, Failure> {
+    if args.share {
+        spillway_pager::merging::usable()?;
+    }
     // Not by asking all pagers first: one that does not answer would keep a process waiting that waits already.
     match Remains::find(args.pid) {
         Ok(Some(remains)) => return take_over(args, remains),
@@ -83,6 +89,7 @@ pub(crate) fn attach(args: &Args) -> Result<u8, Failure> {
         choice: Choice { least_mapping_bytes: args.least_mapping.unwrap_or(0) },
         pool: args.pool.as_deref().unwrap_or(pool::DEFAULT),
         replacement: args.replacement.settings(),
+        share_pages: args.share,
         stats: args.stats.as_deref(),
         quiet: args.quiet,
         tape: None,
@@ -104,7 +111,7 @@ fn hand_to(client: &Client, args: &Args) -> Result<u8, Failure> {
         ));
     }
     refuse_managed(pid)?;
-    let pause = client.adopt(pid, false, 0)?;
+    let pause = client.adopt(pid, false, 0, args.share)?;
     if !args.quiet {
         say::note(format!(
             "adopted process {pid} by the daemon (process {}), in a pause of {pause:.0} us; `spillway detach {pid}` lets it go",
@@ -148,7 +155,8 @@ fn take_over(args: &Args, remains: Remains) -> Result<u8, Failure> {
     let local = args.local.as_deref().map(parse).transpose()?;
     // What is not said stays as it was.
     let chosen = args.replacement.settings();
-    let changes = Changes { local, replacement: (chosen != Settings::default()).then_some(chosen) };
+    let replacement = (chosen != Settings::default()).then_some(chosen);
+    let changes = Changes { local, replacement, share_pages: args.share };
     let told = Told { stats: args.stats.as_deref(), quiet: args.quiet };
     serve_on(args.pid, remains, begun, "its dead pager", changes, told)
 }
@@ -158,6 +166,7 @@ fn take_over(args: &Args, remains: Remains) -> Result<u8, Failure> {
 pub(crate) struct Changes {
     local: Option<Local>,
     replacement: Option<Settings>,
+    share_pages: bool,
 }
 
 /// What the user is told, and where.
@@ -184,6 +193,9 @@ pub(crate) fn serve_on(
     let replacement = changes.replacement.unwrap_or_else(|| remains.replacement());
     let store = pool::take_over(&remains.pool(), remains.vault())?;
     let pager = Pager::take_over(remains, local, replacement, store)?;
+    if changes.share_pages {
+        pager.share_pages(None, true)?;
+    }
     let service = Arc::new(Service::new(pager, pid, 0));
     let milliseconds = begun.elapsed().as_secs_f64() * 1e3;
     let note = format!("took process {pid} over from {from} in {milliseconds:.1} ms; Ctrl-C lets it go");
@@ -201,7 +213,8 @@ pub(crate) fn manage(pid: i32, terms: &Terms<'_>, lasts: Option<Duration>) -> Re
     let (recording, recorder) = terms.tape.map(|tape| tape.start(local)).transpose()?.unzip();
     let (choice, replacement, on_pager_death) = (terms.choice, terms.replacement, OnPagerDeath::HoldTarget);
     let (store, lasting) = pool::open_lasting(terms.pool)?;
-    let options = Options { local, choice, replacement, store, on_pager_death, recording, lasting };
+    let share_pages = terms.share_pages;
+    let options = Options { local, choice, replacement, store, on_pager_death, recording, share_pages, lasting };
     let service = Arc::new(Service::new(Pager::adopt(pid, options)?, pid, 0));
     let now = service.snapshot();
     let (pause, touched) = (now.adopt_pause_us, Bytes(now.touched_bytes));

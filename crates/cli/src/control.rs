@@ -161,7 +161,13 @@ fn answer<P: Paging>(request: Request, lines: &mut Lines, service: &Service<P>) 
             };
             done.map_or_else(Reply::Error, |()| Reply::Ok(json!({})))
         }
-        Request::Adopt { pid, when_grown, front, share } => reply(service.adopt(pid, !when_grown, front, &share)),
+        Request::Adopt { pid, when_grown, front, share_pages, share } => {
+            reply(service.adopt(pid, !when_grown, front, share_pages, &share))
+        }
+        Request::SharePages { .. } if service.is_detached() => {
+            Reply::Error("this pager has let its processes go: there is nothing to share".into())
+        }
+        Request::SharePages { pid, on } => reply(service.share_pages(pid, on)),
         Request::Share { pid, share } => reply(service.share(pid, &share)),
         Request::Show { pid } => reply(service.show(pid)),
         Request::HandOver { version } => match service.may_hand_over(version) {
@@ -227,6 +233,7 @@ mod tests {
         local: Mutex<Option<Local>>,
         replacement: Mutex<Settings>,
         trees: Mutex<Vec<(i32, Share)>>,
+        sharing: Mutex<(Option<i32>, bool)>,
         refuses: bool,
     }
 
@@ -251,7 +258,7 @@ mod tests {
         fn has_targets(&self) -> bool {
             true
         }
-        fn adopt_tree(&self, pid: i32, _: bool, share: Share) -> Result<(), String> {
+        fn adopt_tree(&self, pid: i32, _: bool, share: Share, _: bool) -> Result<(), String> {
             self.trees.lock().expect("sound").push((pid, share));
             Ok(())
         }
@@ -259,6 +266,10 @@ mod tests {
             let mut trees = self.trees.lock().expect("sound");
             let tree = trees.iter_mut().find(|tree| tree.0 == pid).ok_or("not managed")?;
             change(&mut tree.1);
+            Ok(())
+        }
+        fn share_pages(&self, pid: Option<i32>, on: bool) -> Result<(), String> {
+            *self.sharing.lock().expect("sound") = (pid, on);
             Ok(())
         }
         fn release_tree(&self, pid: i32, progress: &mut dyn FnMut(u64, u64)) -> Result<(), String> {
@@ -360,6 +371,8 @@ mod tests {
         assert_eq!((targets[0]["pid"].as_i64(), targets[0]["min_bytes"].as_u64()), (Some(5), Some(4 << 20)));
         assert_eq!((targets[1]["max_bytes"].as_u64(), targets[1]["weight"].as_u64()), (Some(8 << 20), Some(100)));
         assert_eq!(said[0]["ok"]["daemon"], json!(true));
+        assert_eq!(lines("{\"op\":\"share_pages\",\"pid\":6,\"on\":true}\n")[0]["ok"], json!({}));
+        assert_eq!(*daemon.pager().sharing.lock().expect("sound"), (Some(6), true));
         let said = lines("{\"op\":\"release\",\"pid\":5}\n{\"op\":\"show\",\"pid\":6}\n{\"op\":\"show\",\"pid\":5}\n");
         assert_eq!((&said[0]["progress"], &said[1]["ok"]), (&json!([1, 2]), &json!({})));
         assert_eq!(said[2]["ok"]["pid"], json!(6));
@@ -371,6 +384,7 @@ mod tests {
             "{\"op\":\"share\",\"pid\":6,\"share\":{\"weight\":0}}",
             "{\"op\":\"share\",\"pid\":99,\"share\":{}}",
             "{\"op\":\"adopt\"}",
+            "{\"op\":\"share_pages\",\"pid\":6}",
         ] {
             assert!(lines(&format!("{wrong}\n"))[0].get("error").is_some(), "{wrong}");
         }
@@ -379,7 +393,12 @@ mod tests {
         assert!(
             lines("{\"op\":\"adopt\",\"pid\":8}\n")[0]["error"].as_str().is_some_and(|why| why.contains("letting"))
         );
-        // One that serves one program knows nothing of that.
+        assert!(lines("{\"op\":\"share_pages\",\"pid\":6,\"on\":false}\n")[0].get("error").is_some());
+        // One that serves one program shares all of it.
+        let alone = service(false);
+        assert!(answers(&alone, Peer::Command, b"{\"op\":\"share_pages\",\"pid\":6,\"on\":true}\n").contains("ok"));
+        assert_eq!(*alone.pager().sharing.lock().expect("sound"), (None, true));
+        // And knows nothing of the rest.
         for text in ["{\"op\":\"adopt\",\"pid\":5}\n", "{\"op\":\"release\",\"pid\":5}\n", "{\"op\":\"shutdown\"}\n"] {
             assert!(answers(&service(false), Peer::Command, text.as_bytes()).contains("only `spillway daemon`"));
         }

@@ -127,6 +127,7 @@ fn start(said: &Said) -> Result<(Pager, String, String), Failure> {
         store,
         on_pager_death: OnPagerDeath::HoldTarget,
         recording: None,
+        share_pages: false,
         lasting,
     };
     let _ = std::env::set_current_dir("/"); // A file system that nobody else needs can be unmounted.

@@ -15,8 +15,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 pub(crate) enum Keeper {
     /// Tied to this process: without it the program cannot go on.
     Own(PagerProcess),
-    /// It may end, and another takes over; the program waits meanwhile.
-    Daemon(Client, i32),
+    /// It may end, and another takes over; the program waits meanwhile. Which program, and whether its pages are shared.
+    Daemon(Client, i32, bool),
 }
 
 impl Keeper {
@@ -24,10 +24,10 @@ impl Keeper {
     pub(crate) fn set_target(&mut self, pid: i32) {
         match self {
             Self::Own(pager) => pager.set_target(pid),
-            Self::Daemon(client, target) => {
+            Self::Daemon(client, target, share_pages) => {
                 *target = pid;
                 let own = i32::try_from(std::process::id()).unwrap_or(0);
-                if let Err(failure) = client.adopt(pid, true, own)
+                if let Err(failure) = client.adopt(pid, true, own, *share_pages)
                     && processes::state(pid).is_some_and(|state| !matches!(state, 'Z' | 'X'))
                 {
                     say::note(format!("the program runs without a budget: {failure}"));
@@ -46,7 +46,7 @@ impl Keeper {
 
     /// Looks whether another daemon has taken the place of the one that was asked: it may not know the program.
     pub(crate) fn look(&mut self) {
-        if let Self::Daemon(client, target) = self
+        if let Self::Daemon(client, target, _) = self
             && client.is_another()
         {
             let target = *target;
@@ -58,7 +58,7 @@ impl Keeper {
     pub(crate) fn announce_stop(&mut self, now: bool) {
         match self {
             Self::Own(pager) => pager.announce_stop(now),
-            Self::Daemon(client, target) => client.announce_stop(*target, now),
+            Self::Daemon(client, target, _) => client.announce_stop(*target, now),
         }
     }
 
@@ -86,7 +86,7 @@ impl Keeper {
                 let written = stats.map_or(Ok(()), |stats| stats.write(&of));
                 (report::summary(&of), of.refused, written)
             }
-            Self::Daemon(client, target) => {
+            Self::Daemon(client, target, _) => {
                 let Some(of) = client.show(*target) else { return false };
                 let written = stats.map_or(Ok(()), |stats| stats.write(&of));
                 (report::summary_of_target(&of, client.pid), None, written)

@@ -9,11 +9,11 @@ use crate::failure::{FAILED, Failure};
 use crate::lines::Lines;
 use crate::recorder::Totals;
 use crate::service::{Listing, Service};
+use crate::terms::Terms;
 use crate::trace::{FileRecorder, Tape};
 use crate::trouble::Trouble;
 use crate::{local, pool, replacement, say, sockets, sys};
 use serde_json::json;
-use spillway_core::policy::Settings;
 use spillway_pager::{Choice, OnPagerDeath, Options, Pager, Snapshot};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
@@ -55,6 +55,9 @@ pub(crate) struct Args {
     window_ns: Option<u64>,
     #[command(flatten)]
     replacement: replacement::Choices,
+    /// As for `run`
+    #[arg(long)]
+    share: bool,
 }
 
 /// The pager's process as the front sees it.
@@ -65,12 +68,7 @@ pub(crate) struct PagerProcess {
 
 impl PagerProcess {
     /// Starts the pager of this process's future children, and waits until it is ready.
-    pub(crate) fn start(
-        local: &str,
-        pool: &str,
-        settings: Settings,
-        tape: Option<&Tape>,
-    ) -> Result<(Self, Option<String>), Failure> {
+    pub(crate) fn start(terms: &Terms<'_>) -> Result<(Self, Option<String>), Failure> {
         let failed = |error: std::io::Error| {
             Failure::new(FAILED, format!("the pager could not be started: {}", say::error(&error)))
         };
@@ -80,9 +78,10 @@ impl PagerProcess {
         command.arg0("spillway").arg("__pager");
         command.arg(format!("--socket={}", theirs.as_raw_fd()));
         command.arg(format!("--front={}", std::process::id()));
-        command.arg(format!("--local={local}")).arg(format!("--pool={pool}"));
-        command.args(replacement::options(settings));
-        if let Some(Tape { path, window_ns }) = tape {
+        command.arg(format!("--local={}", terms.local)).arg(format!("--pool={}", terms.pool));
+        command.args(replacement::options(terms.replacement));
+        command.args(terms.share_pages.then_some("--share"));
+        if let Some(Tape { path, window_ns }) = terms.tape {
             command.arg("--trace").arg(path);
             command.args(window_ns.map(|ns| format!("--window-ns={ns}")));
         }
@@ -189,6 +188,7 @@ fn start(args: &Args) -> Result<(Pager, Option<FileRecorder>), Failure> {
         store: pool::open(&args.pool)?,
         on_pager_death: OnPagerDeath::KillTarget,
         recording,
+        share_pages: args.share,
         // Its targets die with it.
         lasting: None,
     };

@@ -19,7 +19,7 @@ pub(crate) struct Args {
 /// One line of the listing.
 struct Row {
     pid: i32,
-    cells: [String; 10],
+    cells: Cells,
     /// All of it.
     value: Value,
 }
@@ -62,7 +62,8 @@ fn of_pager(listing: Listing) -> Result<Row, serde_json::Error> {
     let of = &listing.snapshot;
     let command = command(of.pid);
     let sizes = [of.touched_bytes, of.local_bytes, of.budget_bytes, of.stored_bytes];
-    let cells = cells(of.pid, of.processes, sizes, of.faults_per_s, of.fault_us, &command);
+    let merged = of.share_pages.then_some(of.merged_bytes);
+    let cells = cells(of.pid, of.processes, sizes, merged, of.faults_per_s, of.fault_us, &command);
     let pid = of.pid;
     let mut value = serde_json::to_value(listing)?;
     value["command"] = command.into();
@@ -74,7 +75,8 @@ fn of_target(daemon: &Listing, of: &TargetListing) -> Result<Row, serde_json::Er
     let command = command(of.pid);
     let budget = of.max_bytes.unwrap_or(u64::MAX).min(daemon.snapshot.budget_bytes);
     let sizes = [of.touched_bytes, of.local_bytes, budget, of.stored_bytes];
-    let cells = cells(of.pid, of.processes, sizes, of.faults_per_s, of.fault_us, &command);
+    let merged = of.share_pages.then_some(of.merged_bytes);
+    let cells = cells(of.pid, of.processes, sizes, merged, of.faults_per_s, of.fault_us, &command);
     let mut value = serde_json::to_value(of)?;
     let Snapshot { policy, evict, scope, block, .. } = &daemon.snapshot;
     for (key, name) in [("policy", policy), ("evict", evict), ("scope", scope), ("block", block)] {
@@ -90,14 +92,27 @@ fn of_target(daemon: &Listing, of: &TargetListing) -> Result<Row, serde_json::Er
 }
 
 const COMMAND_CHARS_MAX: usize = 60;
-const HEAD: [&str; 10] =
-    ["PID", "PROCS", "TOUCHED", "LOCAL", "BUDGET", "STORED", "FAULTS/S", "P50 US", "P99 US", "COMMAND"];
+const COLUMNS: usize = 11;
+const HEAD: [&str; COLUMNS] =
+    ["PID", "PROCS", "TOUCHED", "LOCAL", "MERGED", "BUDGET", "STORED", "FAULTS/S", "P50 US", "P99 US", "COMMAND"];
+/// The column that is left out where it is empty for all.
+const MERGED: usize = 4;
+type Cells = [String; COLUMNS];
 
-fn cells(pid: i32, processes: u64, sizes: [u64; 4], rate: f64, times: FaultTimes, command: &str) -> [String; 10] {
+fn cells(
+    pid: i32,
+    processes: u64,
+    sizes: [u64; 4],
+    merged: Option<u64>,
+    rate: f64,
+    times: FaultTimes,
+    command: &str,
+) -> Cells {
     let [touched, local, budget, stored] = sizes.map(|size| Bytes(size).to_string());
+    let merged = merged.map_or_else(String::new, |size| Bytes(size).to_string());
     let (pid, processes, rate) = (pid.to_string(), processes.to_string(), format!("{rate:.0}"));
     let (p50, p99) = (format!("{:.1}", times.p50), format!("{:.1}", times.p99));
-    [pid, processes, touched, local, budget, stored, rate, p50, p99, short(command)]
+    [pid, processes, touched, local, merged, budget, stored, rate, p50, p99, short(command)]
 }
 
 /// Enough of a command line to know it by; the whole of it is in the JSON.
@@ -110,7 +125,8 @@ fn short(command: &str) -> String {
 }
 
 /// Right-aligned columns but the last.
-fn table(rows: &[[String; 10]]) -> String {
+fn table(rows: &[Cells]) -> String {
+    let any_merged = rows.iter().any(|row| !row[MERGED].is_empty());
     let mut widths = HEAD.map(str::len);
     for row in rows {
         for (width, cell) in widths.iter_mut().zip(row) {
@@ -119,11 +135,32 @@ fn table(rows: &[[String; 10]]) -> String {
     }
     let mut text = String::new();
     for row in std::iter::once(&HEAD.map(String::from)).chain(rows) {
-        for (cell, width) in row[..9].iter().zip(widths) {
-            text += &format!("{cell:>width$}  ");
+        for (at, (cell, width)) in row[..COLUMNS - 1].iter().zip(widths).enumerate() {
+            if at != MERGED || any_merged {
+                text += &format!("{cell:>width$}  ");
+            }
         }
-        text += &row[9];
+        text += &row[COLUMNS - 1];
         text.push('\n');
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_merged_is_shown_where_anyone_shares() {
+        let row = |pid, merged| cells(pid, 1, [1 << 20; 4], merged, 0.0, FaultTimes::default(), "program");
+        assert!(!table(&[row(1, None), row(2, None)]).contains("MERGED"));
+        let text = table(&[row(1, None), row(2, Some(3 << 20))]);
+        let lines: Vec<&str> = text.lines().collect();
+        let ends = lines[0].find("MERGED").map(|at| at + 6);
+        assert!(ends.is_some_and(|ends| lines[2][..ends].ends_with("3.0 MiB")), "{text}");
+        assert!(
+            lines[1].starts_with("  1") && lines[1].ends_with("program") && lines[1].len() == lines[2].len(),
+            "{text}"
+        );
+    }
 }

@@ -39,9 +39,19 @@ pub(crate) enum Request {
         /// The `spillway run` process that stops and goes on with it, or 0.
         #[serde(default)]
         front: i32,
+        /// Whether equal pages of it and others are kept once in memory.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        share_pages: bool,
         /// What it may have of local memory.
         #[serde(default)]
         share: ShareText,
+    },
+    /// Whether equal pages of a target and others are kept once in memory, from now on.
+    SharePages {
+        /// The target, or a process of it; a pager of one target takes any.
+        pid: i32,
+        /// Which of the two.
+        on: bool,
     },
     /// Only a daemon: what one target may have of local memory; what is not named stays as it is.
     Share {

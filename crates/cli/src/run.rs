@@ -42,6 +42,9 @@ pub(crate) struct Args {
     replacement: replacement::Choices,
     #[command(flatten)]
     daemon: daemon::client::Choice,
+    /// Keep equal pages of it and of others once in memory, too (the kernel does: KSM)
+    #[arg(long)]
+    share: bool,
     /// Write the final counters to this file, as JSON
     #[arg(long, value_name = "FILE")]
     stats: Option<PathBuf>,
@@ -55,17 +58,21 @@ pub(crate) struct Args {
 
 /// Runs the program to its end; the exit status is its own.
 pub(crate) fn run(args: &Args) -> Result<u8, Failure> {
+    if args.share {
+        spillway_pager::merging::usable()?;
+    }
     let (local, pool) = (args.local.as_deref(), args.pool.as_deref());
     let wanted = Wanted { local, pool, replacement: &args.replacement };
     if let Some(client) = args.daemon.daemon(&wanted)? {
         let stats = args.stats.as_deref().map(StatsFile::prepare).transpose()?;
-        return go(&args.command, Keeper::Daemon(client, 0), None, stats, args.quiet);
+        return go(&args.command, Keeper::Daemon(client, 0, args.share), None, stats, args.quiet);
     }
     let terms = Terms {
         local: local.unwrap_or(DEFAULT_LOCAL),
         choice: Choice::default(),
         pool: pool.unwrap_or(pool::DEFAULT),
         replacement: args.replacement.settings(),
+        share_pages: args.share,
         stats: args.stats.as_deref(),
         quiet: args.quiet,
         tape: None,
@@ -78,7 +85,7 @@ pub(crate) fn manage(argv: &[OsString], terms: &Terms<'_>) -> Result<u8, Failure
     local::parse(terms.local)?;
     pool::parse(terms.pool)?;
     let stats = terms.stats.map(StatsFile::prepare).transpose()?;
-    let (pager, warning) = PagerProcess::start(terms.local, terms.pool, terms.replacement, terms.tape)?;
+    let (pager, warning) = PagerProcess::start(terms)?;
     if let Some(warning) = warning.filter(|_| !terms.quiet) {
         say::note(warning);
     }

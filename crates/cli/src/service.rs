@@ -33,7 +33,9 @@ pub(crate) trait Paging: Send + Sync {
     /// Whether another pager could take over now.
     fn can_be_outlived(&self) -> bool;
     /// Manages a process with its descendants, now or when they have grown.
-    fn adopt_tree(&self, pid: i32, at_once: bool, share: Share) -> Result<(), String>;
+    fn adopt_tree(&self, pid: i32, at_once: bool, share: Share, shares: bool) -> Result<(), String>;
+    /// Whether equal pages of one target, or of all, and of others are kept once in memory.
+    fn share_pages(&self, pid: Option<i32>, on: bool) -> Result<(), String>;
     /// Changes what one target may have.
     fn change_share(&self, pid: i32, change: &mut dyn FnMut(&mut Share)) -> Result<(), String>;
     /// Lets one target go.
@@ -71,8 +73,12 @@ impl Paging for Pager {
         Self::has_targets(self)
     }
 
-    fn adopt_tree(&self, pid: i32, at_once: bool, share: Share) -> Result<(), String> {
-        Self::adopt_tree(self, pid, at_once, share).map_err(|error| error.to_string())
+    fn adopt_tree(&self, pid: i32, at_once: bool, share: Share, shares: bool) -> Result<(), String> {
+        Self::adopt_tree(self, pid, at_once, share, shares).map_err(|error| error.to_string())
+    }
+
+    fn share_pages(&self, pid: Option<i32>, on: bool) -> Result<(), String> {
+        Self::share_pages(self, pid, on).map_err(|error| error.to_string())
     }
 
     fn change_share(&self, pid: i32, change: &mut dyn FnMut(&mut Share)) -> Result<(), String> {
@@ -385,7 +391,10 @@ mod tests {
         fn has_targets(&self) -> bool {
             self.snapshot().processes > 0
         }
-        fn adopt_tree(&self, _: i32, _: bool, _: Share) -> Result<(), String> {
+        fn adopt_tree(&self, _: i32, _: bool, _: Share, _: bool) -> Result<(), String> {
+            Ok(())
+        }
+        fn share_pages(&self, _: Option<i32>, _: bool) -> Result<(), String> {
             Ok(())
         }
         fn change_share(&self, _: i32, _: &mut dyn FnMut(&mut Share)) -> Result<(), String> {

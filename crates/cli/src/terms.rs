@@ -15,6 +15,8 @@ pub(crate) struct Terms<'a> {
     pub(crate) pool: &'a str,
     /// Which pages leave, when and whose, and how many move together.
     pub(crate) replacement: Settings,
+    /// Whether equal pages of it and others are kept once in memory.
+    pub(crate) share_pages: bool,
     /// For the final counters.
     pub(crate) stats: Option<&'a Path>,
     /// Say nothing but what went wrong.

@@ -64,6 +64,7 @@ pub(crate) fn trace(args: &Args) -> Result<u8, Failure> {
     let lasts = args.lasts.as_deref().map(time).transpose()?;
     let tape = Tape { path: args.output.clone(), window_ns };
     let terms = Terms {
+        share_pages: false,
         local,
         choice: Choice::default(),
         pool: &args.pool,

@@ -10,6 +10,7 @@ use spillway_pager::Snapshot;
 pub(crate) struct Trouble {
     full: bool,
     lost_pages: u64,
+    share_refused: Option<String>,
 }
 
 impl Trouble {
@@ -28,6 +29,12 @@ impl Trouble {
             )),
             (true, false) => lines.push("the pool takes pages again".into()),
             _ => {}
+        }
+        if now.share_refused != self.share_refused {
+            self.share_refused.clone_from(&now.share_refused);
+            lines.extend(
+                now.share_refused.iter().map(|why| format!("the kernel would not change what it merges: {why}")),
+            );
         }
         let lost = now.lost_pages.saturating_sub(std::mem::replace(&mut self.lost_pages, now.lost_pages));
         if lost > 0 {

@@ -87,6 +87,7 @@ pub(crate) fn vmm(args: &Args) -> Result<u8, Failure> {
         store,
         on_pager_death,
         recording: None,
+        share_pages: false,
         lasting: None,
     };
     let own = std::process::id().cast_signed();

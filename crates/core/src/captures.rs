@@ -209,6 +209,28 @@ impl Pager {
     }
 }
 
+impl Pager {
+    /// The pages of `runs`, chosen before and refused then, that may be captured now, each by itself: each once, as
+    /// many as there are buffers for, and none that is elsewhere or anything else by now.
+    pub fn capturable_again(&self, target: TargetId, runs: &[Run]) -> Vec<Run> {
+        let singles = runs.iter().flat_map(|run| {
+            (0..run.pages).map(|n| Run { address: run.address.plus_pages(n), page: run.page.plus(n), pages: 1 })
+        });
+        let may = |run: &Run| {
+            let there = self.regions.of_page(run.page).filter(|region| region.target == target);
+            there.and_then(|region| region.address_of(run.page)) == Some(run.address)
+                && self.table.get(run.page).is_candidate()
+                && !is_kept(&self.kept, run.page)
+        };
+        let mut runs: Vec<Run> = singles.filter(may).collect();
+        // One that was refused more than once is named as often.
+        runs.sort_unstable_by_key(|run| run.page);
+        runs.dedup();
+        runs.truncate(usize::try_from(self.capturable_pages().min(BATCH_PAGES_MAX)).expect("a batch"));
+        runs
+    }
+}
+
 pub(crate) fn is_kept(kept: &[(PageIndex, TargetId)], page: PageIndex) -> bool {
     kept.binary_search_by_key(&page, |(kept, _)| *kept).is_ok()
 }

@@ -33,7 +33,7 @@ pub struct Run {
 pub enum Captured {
     /// It was moved out, and its bytes go to this buffer ([`Pager::take_buffer`], then [`Pager::read`]).
     Moved(BufferIndex),
-    /// The kernel would not move it (pinned, shared with a forked child, locked, read-only).
+    /// The kernel would not move it (pinned, merged, shared with a forked child, locked, read-only).
     Stuck,
     /// It was not tried: the target's mappings were changing.
     Untried,
@@ -82,7 +82,7 @@ impl Pager {
     }
 
     /// Pages for which there is a buffer, as long as the store has not too much to take over.
-    pub(crate) fn capturable_pages(&self) -> u64 {
+    pub fn capturable_pages(&self) -> u64 {
         let backlog = self.due_writes() + self.table.writing();
         (self.free_buffers.len() as u64).min(BACKLOG_PAGES_MAX.saturating_sub(backlog))
     }

@@ -285,3 +285,33 @@ fn who_gives_nothing_is_asked_again_only_after_the_others() {
     assert_ne!(asked[0], asked[1]);
     assert_ne!(asked[2], asked[3]);
 }
+
+#[test]
+fn what_was_refused_is_captured_again_once_and_where_it_is() {
+    for kind in [Kind::Clock, Kind::S3Fifo] {
+        let mut pager = pager(with_policy(kind));
+        let target = target(&mut pager, 200_000);
+        (0..8).for_each(|nth| assert!(touch(&mut pager, target, nth)));
+        let run = |pager: &Pager, nth| {
+            let page = page_at(pager, target, nth);
+            Run { address: Address(0).plus_pages(place(nth)), page, pages: 1 }
+        };
+        // Twice the same, one that was given up, one that moved, one that was never touched.
+        let mut named: Vec<Run> = (0..4).map(|nth| run(&pager, nth)).collect();
+        named.push(named[1]);
+        pager.removed(target, Span::of_pages(named[2].address, 1));
+        named[3].address = Address(0);
+        named.push(run(&pager, 9));
+        let again = pager.capturable_again(target, &named);
+        assert_eq!(again.iter().map(|run| run.page).collect::<Vec<_>>(), [named[0].page, named[1].page], "{kind:?}");
+        assert!(pager.capturable_again(TargetId(target.0 + 1), &named).is_empty());
+        for run in again {
+            pager.captured(run.page, Captured::Stuck);
+            let buffer = pager.take_buffer().expect("enough");
+            pager.captured(run.page, Captured::Moved(buffer));
+            pager.read(run.page, buffer, Bytes::Here);
+        }
+        pager.audit();
+        assert!(pager.capturable_again(target, &named).is_empty());
+    }
+}

@@ -73,6 +73,8 @@ pub struct Agent {
     pub seized: Option<Seized>,
     /// What it keeps open for another pager, if it does.
     pub kept: Option<Kept>,
+    /// If the kernel is to merge no more when it leaves: but for this.
+    pub unmerges: Option<Vec<Span>>,
     instruction: u64,
 }
 
@@ -203,6 +205,7 @@ impl Agent {
             pause_ns: 0,
             seized: None,
             kept: Some(Kept { socket: found.socket, memory: found.memory }),
+            unmerges: None,
             instruction: found.instruction,
         }
     }

@@ -5,9 +5,9 @@ use std::fs::File;
 use std::io::ErrorKind;
 
 use crate::error::Error;
-use crate::procfs;
 use crate::sys::process::{is_root, kernel_release};
 use crate::sys::uffd::{FEATURES, Uffd, new_from_device, new_from_syscall};
+use crate::{merging, procfs};
 
 /// The oldest kernel with `UFFDIO_MOVE`.
 const KERNEL_OLDEST: (u32, u32) = (6, 8);
@@ -18,7 +18,7 @@ const CAP_SYS_ADMIN: u32 = 21;
 /// What holds targets back from being adopted here, for `doctor` and for start-up checks.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Check {
-    /// Short name: `kernel`, `userfaultfd`, `privileges`, `ptrace`, `seccomp`, `memlock`.
+    /// Short name: `kernel`, `userfaultfd`, `privileges`, `ptrace`, `seccomp`, `memlock`, `sharing`.
     pub name: &'static str,
     /// Whether all is well.
     pub ok: bool,
@@ -39,7 +39,7 @@ impl Check {
 
 /// Examines this machine.
 pub fn doctor() -> Vec<Check> {
-    vec![kernel(), userfaultfd(), privileges(), ptrace(), seccomp(), memlock()]
+    vec![kernel(), userfaultfd(), privileges(), ptrace(), seccomp(), memlock(), sharing()]
 }
 
 /// Refuses a machine on which no program that we start could be adopted.
@@ -195,6 +195,16 @@ fn memlock() -> Check {
         cost,
         "ulimit -l unlimited, or: sudo setcap cap_ipc_lock+ep $(command -v spillway)",
     )
+}
+
+/// Only for who wants it: whatever is found, nothing is amiss.
+fn sharing() -> Check {
+    let found = match merging::usable() {
+        Ok(()) => "the kernel keeps equal pages once for --share".into(),
+        Err(Error::MergingOff) => "switched off; for --share: echo 1 | sudo tee /sys/kernel/mm/ksm/run".to_owned(),
+        Err(_) => "not in this kernel; --share wants Linux 6.4 or newer with CONFIG_KSM=y".into(),
+    };
+    Check::new("sharing", true, found, "", "")
 }
 
 #[cfg(test)]

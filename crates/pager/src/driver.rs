@@ -13,6 +13,7 @@ mod eviction;
 mod handed;
 mod hands;
 mod journeys;
+mod merging;
 mod moved;
 mod reader;
 mod register;
@@ -109,6 +110,8 @@ pub struct Driver {
     awaits_store: bool,
     /// It has taken over from another pager.
     succeeds: bool,
+    /// There may be something to tell the kernel of merging.
+    owes_errands: bool,
 }
 
 impl Driver {
@@ -309,7 +312,8 @@ impl Driver {
                 let _ = self.reports.send(Request::Report(Report::AgentGone(target.id)));
             }
             Heard::Byte => match std::mem::replace(&mut target.flight, Flight::Idle) {
-                Flight::Capture { first_call } => self.collect(at, first_call),
+                Flight::Capture { first_call, again } => self.collect(at, first_call, again),
+                Flight::Merging(errand) => self.heard_of_merging(at, errand),
                 Flight::Other | Flight::Idle => {}
             },
         }
@@ -333,6 +337,7 @@ impl Driver {
             self.core.forgo_clean(FREES_PER_TURN);
         }
         self.retry_waiting();
+        self.tend_merging();
         self.bring_some_home();
         // What was asked for just now may be here, or lost, at once; nothing would announce it.
         self.arrive();

@@ -76,6 +76,10 @@ pub enum Error {
         /// Why not.
         why: String,
     },
+    /// The kernel merges no pages of processes.
+    NoMerging(io::Error),
+    /// The kernel could merge pages, and its thread that does so is switched off.
+    MergingOff,
     /// Its pager lives.
     Managed {
         /// The target.
@@ -183,6 +187,14 @@ impl fmt::Display for Error {
             Self::Foreign { pid, why } => write!(
                 f,
                 "what the dead pager of process {pid} has left cannot be taken over: {why}; the process waits on"
+            ),
+            Self::NoMerging(error) => write!(
+                f,
+                "this kernel merges no equal pages of programs ({error}); boot Linux 6.4 or newer with CONFIG_KSM=y, or share none"
+            ),
+            Self::MergingOff => f.write_str(
+                "the kernel's merging of equal pages is switched off on this machine; switch it on \
+                 (`echo 1 | sudo tee /sys/kernel/mm/ksm/run`), or share none",
             ),
             Self::Managed { pid, pager } => write!(
                 f,

@@ -14,6 +14,7 @@ use spillway_core::{Address, PAGE_BYTES_U64, PageIndex, TargetId, TreeId};
 use spillway_store::vault::{PRIVATE_WORDS, Vault};
 
 use crate::adopt::Agent;
+use crate::merging::Merging;
 use crate::procfs;
 use crate::sys::agent::{BATCH_PAGES, Layout};
 use crate::sys::message::MESSAGES;
@@ -56,6 +57,7 @@ const ROOT_BORN: usize = 10;
 const MIN_PAGES: usize = 11;
 const MAX_PAGES: usize = 12;
 const WEIGHT: usize = 13;
+const MERGING: usize = 14;
 const BATCH: usize = 16;
 const BATCH_RUNS: usize = 17;
 const RUNS: usize = 32;
@@ -90,6 +92,8 @@ pub struct Found {
     pub root: (i32, u64),
     /// and what it may have of local memory.
     pub share: Share,
+    /// Whether the kernel merges its pages.
+    pub merging: Merging,
     /// The process, and when it was started.
     pub pid: i32,
     /// In ticks since the machine started.
@@ -294,6 +298,7 @@ impl Estate {
         self.set(slot + TREE, u64::from(tally.tree.0) | u64::from(tally.root.0.cast_unsigned()) << 32);
         self.set(slot + ROOT_BORN, tally.root.1);
         self.set(slot + WEIGHT, 0);
+        self.set(slot + MERGING, 0);
         self.set(slot + WHO, u64::from(id.0) + 1);
         true
     }
@@ -304,6 +309,19 @@ impl Estate {
         self.set(slot + MIN_PAGES, share.min_pages);
         self.set(slot + MAX_PAGES, share.max_pages);
         self.set(slot + WEIGHT, share.weight.into());
+    }
+
+    /// Whether the kernel merges pages of this target, and since before us.
+    pub fn set_merging(&self, id: TargetId, merging: Merging) {
+        let Some(slot) = self.slot_of(id) else { return };
+        self.set(
+            slot + MERGING,
+            match merging {
+                Merging::Untold => 0,
+                Merging::Ours => 1,
+                Merging::Its => 2,
+            },
+        );
     }
 
     /// This target is no more.
@@ -354,6 +372,11 @@ impl Estate {
             Ok(weight @ 1..) if min_pages <= max_pages => Share { min_pages, max_pages, weight },
             _ => Share::default(),
         };
+        let merging = match self.get(slot + MERGING) {
+            1 => Merging::Ours,
+            2 => Merging::Its,
+            _ => Merging::Untold,
+        };
         let stage = match self.get(slot + BATCH) {
             1 => Some(Stage::Begun),
             2 => Some(Stage::Collected),
@@ -365,6 +388,7 @@ impl Estate {
             tree,
             root,
             share,
+            merging,
             pid,
             started,
             thread,

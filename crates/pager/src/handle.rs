@@ -3,7 +3,7 @@
 mod trees;
 
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -19,11 +19,12 @@ use crate::driver::{Command, Driver, Wires};
 use crate::error::Error;
 use crate::estate::Estate;
 use crate::handed::Placed;
+use crate::merging::{self, Merged};
 use crate::remains::Remains;
 use crate::shared::Shared;
 use crate::sys::fd::Bell;
 use crate::sys::sched::lock_memory;
-use crate::tally::Trees;
+use crate::tally::{Tally, Trees};
 use crate::watcher::{Departure, Inherited, Request, Watcher};
 use crate::{Choice, LOCAL_FLOOR_BYTES, LastingPool, Local, OnPagerDeath, Options, Snapshot, procfs};
 
@@ -42,6 +43,10 @@ pub struct Pager {
     rate: Mutex<(Instant, u64, f64)>,
     estate: Option<Estate>,
     trees: Trees,
+    /// What is told of the descendants of `parent`.
+    first: Arc<Tally>,
+    /// The most that was seen merged.
+    merged_peak_pages: AtomicU64,
     /// The budget as it was set: what minima are promised of.
     local: Mutex<Local>,
     next_tree: AtomicU32,
@@ -57,8 +62,9 @@ impl Pager {
     pub fn adopt(pid: i32, options: Options) -> Result<Self, Error> {
         crate::adopt::examine(pid)?;
         crate::doctor::usable_for(pid)?;
+        let shares = options.share_pages;
         let pager = Self::start(pid, None, options)?;
-        pager.adopt_tree(pid, true, Share::default())?;
+        pager.adopt_tree(pid, true, Share::default(), shares)?;
         Ok(pager)
     }
 
@@ -93,7 +99,10 @@ impl Pager {
     }
 
     fn start(root: i32, parent: Option<i32>, options: Options) -> Result<Self, Error> {
-        let Options { local, choice, replacement, store, on_pager_death, recording, lasting } = options;
+        let Options { local, choice, replacement, store, on_pager_death, recording, share_pages, lasting } = options;
+        if share_pages {
+            merging::usable()?;
+        }
         let estate = lasting.map(|LastingPool { vault, url }| {
             let estate = Estate::new(vault);
             estate.set_choice(choice);
@@ -109,7 +118,9 @@ impl Pager {
                 Ok(driver.choose(choice).record(recording))
             }
         };
-        Self::begin(root, parent, on_pager_death, local, choice, replacement, estate, make)
+        let pager = Self::begin(root, parent, on_pager_death, local, choice, replacement, estate, make)?;
+        pager.first.merges.store(share_pages, Relaxed);
+        Ok(pager)
     }
 
     /// Takes over from a pager that died.
@@ -163,7 +174,7 @@ impl Pager {
         let bell = Arc::new(Bell::new().map_err(system("making an event descriptor"))?);
         let shared = Arc::new(Shared::default());
         let managed = Arc::new(Mutex::new(Vec::new()));
-        let trees = Trees::default();
+        let (trees, first) = (Trees::default(), Arc::<Tally>::default());
         let (commands, orders) = channel();
         let (requests, inbox) = channel();
         let wires =
@@ -194,6 +205,7 @@ impl Pager {
             Arc::clone(&shared),
             Arc::clone(&managed),
             trees.clone(),
+            Arc::clone(&first),
         );
         thread::Builder::new()
             .name("watcher".into())
@@ -216,6 +228,8 @@ impl Pager {
             rate,
             estate,
             trees,
+            first,
+            merged_peak_pages: AtomicU64::new(0),
             local: Mutex::new(local),
             next_tree,
             stays: false,
@@ -240,6 +254,7 @@ impl Pager {
         snapshot.evict = evict.name().into();
         snapshot.scope = scope.name().into();
         snapshot.block = block.name().into();
+        self.tell_merged(&mut snapshot);
         if let Ok(mut rate) = self.rate.lock() {
             let (since, faults, _) = *rate;
             let passed = since.elapsed().as_secs_f64();
@@ -254,6 +269,18 @@ impl Pager {
     /// Which mappings are managed.
     pub fn choice(&self) -> Choice {
         self.choice
+    }
+
+    fn tell_merged(&self, snapshot: &mut Snapshot) {
+        let mut tallies = self.trees.tallies().into_iter().chain([Arc::clone(&self.first)]);
+        snapshot.share_pages = tallies.any(|tally| tally.merges.load(Relaxed));
+        if snapshot.share_pages {
+            let merged = Merged::of_all(&snapshot.pids);
+            self.merged_peak_pages.fetch_max(merged.pages, Relaxed);
+            snapshot.merged_bytes = merged.pages * PAGE_BYTES_U64;
+            snapshot.merged_profit_bytes = merged.profit_bytes;
+        }
+        snapshot.merged_peak_bytes = self.merged_peak_pages.load(Relaxed) * PAGE_BYTES_U64;
     }
 
     /// Changes the budget; eviction down to it happens in the background.

@@ -14,6 +14,7 @@ mod error;
 mod estate;
 pub mod handed;
 mod handle;
+pub mod merging;
 mod placement;
 pub mod procfs;
 mod recording;
@@ -79,6 +80,8 @@ pub struct Options {
     pub on_pager_death: OnPagerDeath,
     /// Where to record what happens, for study.
     pub recording: Option<Recording>,
+    /// Whether equal pages in targets are kept once, by the kernel; of a pager of many trees, each says that for itself.
+    pub share_pages: bool,
     /// Memory that outlives the pager, with the pool that is in it: another pager can then take over.
     pub lasting: Option<LastingPool>,
 }
@@ -91,8 +94,9 @@ pub struct LastingPool {
     pub url: String,
 }
 
-/// Counters at one moment. Sizes in bytes, times in microseconds.
+/// Counters at one moment. Sizes in bytes, times in microseconds. What a pager of an older version does not tell is nothing.
 #[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
 pub struct Snapshot {
     /// The root process.
     pub pid: i32,
@@ -151,7 +155,7 @@ pub struct Snapshot {
     pub clean_drops: u64,
     /// Evicted pages that were all zeros, so that nothing is kept.
     pub zero_drops: u64,
-    /// Times that the kernel would not give a page up: pinned, locked, or shared with a forked child.
+    /// Times that the kernel would not give a page up: pinned, locked, merged, or shared with a forked child.
     pub stuck_pages: u64,
     /// Pages that the pool, or a capture, has lost: an access to one of them raises SIGBUS.
     pub lost_pages: u64,
@@ -165,6 +169,16 @@ pub struct Snapshot {
     pub table_bytes: u64,
     /// Whether the policy sees which pages were touched: `nru`, where access bits can be read.
     pub access_bits: bool,
+    /// Whether the kernel is asked to keep equal pages in targets once.
+    pub share_pages: bool,
+    /// Memory in targets that it keeps once for all who have it, now.
+    pub merged_bytes: u64,
+    /// The largest `merged_bytes` seen.
+    pub merged_peak_bytes: u64,
+    /// What that saves now, less what the kernel needs to remember for it: below zero where it does not pay.
+    pub merged_profit_bytes: i64,
+    /// Why the kernel would not merge what it was asked to, if it ever would not.
+    pub share_refused: Option<String>,
     /// Longest time a target's thread was stopped for adoption.
     pub adopt_pause_us: f64,
 }

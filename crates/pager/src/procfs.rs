@@ -177,7 +177,7 @@ fn read_of_living(pid: i32, name: &str) -> io::Result<Vec<u8>> {
 }
 
 /// What a file says that the kernel gives whole in one read, being shorter than a page.
-fn read_short(path: &str) -> io::Result<String> {
+pub(crate) fn read_short(path: &str) -> io::Result<String> {
     let mut bytes = [0; PAGE_BYTES];
     let count = fs::File::open(path)?.read(&mut bytes)?;
     Ok(String::from_utf8_lossy(&bytes[..count]).into_owned())

@@ -6,6 +6,7 @@
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use spillway_core::policy::Settings;
@@ -15,11 +16,13 @@ use crate::adopt::Agent;
 use crate::driver::Heir;
 use crate::error::Error;
 use crate::estate::{Estate, Found};
+use crate::merging::Merging;
 use crate::sys::agent::Memory;
 use crate::sys::fd::{Heard, receive_byte};
 use crate::sys::process::{pidfd_of_thread, take_fd, unread};
 use crate::sys::uffd::Uffd;
 use crate::tally::Tally;
+use crate::target::POPULATE_WRITE;
 use crate::watcher::Inherited;
 use crate::{Choice, Local, procfs};
 
@@ -133,7 +136,8 @@ impl Remains {
             let lives = procfs::stat(found.pid).is_ok_and(|stat| stat.started == found.started);
             if lives && procfs::is_agent(found.pid, found.thread) {
                 let known = heirs.iter().map(|heir| &heir.tally).find(|tally| tally.tree == found.tree);
-                let tally = known.map_or_else(|| Tally::new(found.tree, found.root, found.share), Arc::clone);
+                let tally = known.map_or_else(|| Tally::new(found.tree, found.root, found.share, false), Arc::clone);
+                tally.merges.fetch_or(found.merging != Merging::Untold, Relaxed);
                 heirs.push(Heir::of(found, tally)?);
             }
         }
@@ -192,7 +196,7 @@ impl Remains {
 }
 
 impl Heir {
-    /// Takes what the agent keeps, and waits until it has nothing to do.
+    /// Takes what the agent keeps, and waits until it has nothing to do, or nothing that needs to be known.
     fn of(found: Found, tally: Arc<Tally>) -> Result<Self, Error> {
         let (pid, thread) = (found.pid, found.thread);
         let system = |error| Error::System { what: "taking a descriptor of the agent", error };
@@ -205,25 +209,44 @@ impl Heir {
         let (uffd, socket) = (Uffd::from(take(found.uffd)?), take(found.socket)?);
         let memory = Memory::again(take(found.memory)?);
         let memory = memory.map_err(|error| Error::Foreign { pid, why: format!("its control pages: {error}") })?;
-        await_idle(pid, thread, |number| take_fd(pidfd.as_fd(), number).ok())?;
-        // What it has answered to the dead.
-        while receive_byte(socket.as_fd()) == Heard::Byte {}
-        Ok(Self { agent: Agent::again(&found, socket, memory), uffd, found, tally })
+        let at_work = await_idle(pid, thread, |number| take_fd(pidfd.as_fd(), number).ok())? == Agents::Populating;
+        // What it has answered to the dead. One at work will still answer.
+        while !at_work && receive_byte(socket.as_fd()) == Heard::Byte {}
+        Ok(Self { agent: Agent::again(&found, socket, memory), uffd, found, tally, at_work })
     }
 }
 
-/// Waits until the agent waits for an order, and has none.
-fn await_idle(pid: i32, thread: i32, take: impl Fn(i32) -> Option<OwnedFd>) -> Result<(), Error> {
+/// What an agent was found at.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Agents {
+    /// It waits for an order.
+    Idle,
+    /// It populates pages ([`crate::target::Target::unshare`]): one of them may be out, and it then waits for a pager.
+    Populating,
+}
+
+/// What the agent does, by its line in `/proc/PID/task/TID/syscall`; none while it does anything that will end. Its socket is
+/// idle if `is_idle`, asked by the number that it reads from, says so.
+fn doing(line: &str, is_idle: impl FnOnce(i32) -> bool) -> Option<Agents> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let argument = |nth: usize| u64::from_str_radix(words.get(nth + 1)?.trim_start_matches("0x"), 16).ok();
+    match words.first()?.parse().ok()? {
+        // "0 0x5 ...": read, from the agent's end of the socket.
+        libc::SYS_read => is_idle(i32::try_from(argument(0)?).ok()?).then_some(Agents::Idle),
+        // "28 0x7f.. 0x1000 0x17 ...": madvise.
+        libc::SYS_madvise => (argument(2)? == POPULATE_WRITE).then_some(Agents::Populating),
+        _ => None,
+    }
+}
+
+/// Waits until the agent waits for an order, and has none, or is at work on what may wait for us.
+fn await_idle(pid: i32, thread: i32, take: impl Fn(i32) -> Option<OwnedFd>) -> Result<Agents, Error> {
     let begun = Instant::now();
     loop {
-        // "0 0x5 ...": read, from the agent's end of the socket.
-        let call = fs::read_to_string(format!("/proc/{pid}/task/{thread}/syscall")).unwrap_or_default();
-        let mut words = call.split_whitespace();
-        if words.next() == Some("0") {
-            let number = words.next().and_then(|word| i32::from_str_radix(word.trim_start_matches("0x"), 16).ok());
-            if number.and_then(&take).is_some_and(|socket| unread(socket.as_fd()).is_ok_and(|bytes| bytes == 0)) {
-                return Ok(());
-            }
+        let line = fs::read_to_string(format!("/proc/{pid}/task/{thread}/syscall")).unwrap_or_default();
+        let is_empty = |socket: OwnedFd| unread(socket.as_fd()).is_ok_and(|bytes| bytes == 0);
+        if let Some(agents) = doing(&line, |number| take(number).is_some_and(is_empty)) {
+            return Ok(agents);
         }
         if begun.elapsed() > IDLE_WITHIN {
             return Err(Error::DidNotStop(pid));
@@ -240,5 +263,23 @@ impl Inherited {
         let Found { id: target, pid, started, thread: agent, .. } = heir.found;
         let tally = Arc::clone(&heir.tally);
         Ok(Self { target, pid, started, agent, staging: heir.agent.staging_and_scratch(), uffd, tally })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_agent_does_is_read() {
+        let of = |line| doing(line, |number| number == 5);
+        assert!(of("0 0x5 0x7f0000001004 0x1 0x0 0x0 0x0 0x0 0x7f0000000010") == Some(Agents::Idle));
+        assert!(of("0 0x6 0x7f0000001004 0x1 0x0 0x0 0x0 0x0 0x7f0000000010").is_none());
+        assert!(of("28 0x7f0000001000 0x1000 0x17 0x0 0x0 0x0 0x0 0x0") == Some(Agents::Populating));
+        for line in
+            ["28 0x7f0000001000 0x1000 0x4 0x0 0x0 0x0 0x0 0x0", "28 0x1", "157 0x43 0x1", "running\n", "0", "", "x"]
+        {
+            assert!(of(line).is_none(), "{line}");
+        }
     }
 }

@@ -137,6 +137,8 @@ pub struct Shared {
     pub idle_forbidden_until_ns: AtomicU64,
     /// Why a process could not be adopted. Only the watcher writes it, and no fault waits for it.
     pub refused: Mutex<Option<String>>,
+    /// Why the kernel would not merge. Likewise.
+    pub share_refused: Mutex<Option<String>>,
     /// Forked children that are served and have no agent.
     pub orphans: AtomicU64,
     /// The longest stop of a target's thread for adoption.
@@ -217,6 +219,7 @@ impl Shared {
         Snapshot {
             processes: get(&n.processes),
             refused: self.refused.lock().ok().and_then(|refused| refused.clone()),
+            share_refused: self.share_refused.lock().ok().and_then(|refused| refused.clone()),
             touched_bytes: bytes(&n.touched_pages),
             local_bytes: bytes(&n.local_pages),
             local_peak_bytes: bytes(&n.local_peak_pages),

@@ -3,8 +3,8 @@
 //! A tree is a process that was adopted on its own account, with its descendants. Each address space of it counts here; its
 //! numbers are written by the fault thread alone, and read by anyone.
 
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,7 @@ use spillway_core::shares::Share;
 use spillway_core::{PAGE_BYTES_U64, TreeId};
 
 use crate::FaultTimes;
+use crate::merging::Merged;
 use crate::shared::Histogram;
 
 /// How long a tree whose processes have ended is remembered, so that whoever waited for its end can ask for its numbers.
@@ -38,12 +39,23 @@ pub struct Tally {
     pub used_pages: AtomicU64,
     /// What it may have of local memory. The fault thread never takes this lock.
     pub share: Mutex<Share>,
+    /// Whether the kernel is to merge its pages.
+    pub merges: AtomicBool,
+    /// Since when it does in any process of it that did not ask for it itself, in ticks since the machine started: what is
+    /// forked from then on inherits it. Zero before.
+    pub merging_since: AtomicU64,
 }
 
 impl Tally {
     /// That of a tree without processes.
-    pub fn new(tree: TreeId, root: (i32, u64), share: Share) -> Arc<Self> {
-        Arc::new(Self { tree, root, share: Mutex::new(share), ..Self::default() })
+    pub fn new(tree: TreeId, root: (i32, u64), share: Share, merges: bool) -> Arc<Self> {
+        Arc::new(Self { tree, root, share: Mutex::new(share), merges: merges.into(), ..Self::default() })
+    }
+
+    /// Whether a process that was started then has inherited it, if it has it.
+    pub fn hands_on_merging(&self, started: u64) -> bool {
+        let since = self.merging_since.load(Relaxed);
+        since > 0 && started >= since
     }
 
     /// What it may have of local memory.
@@ -86,6 +98,12 @@ pub struct TreeSnapshot {
     pub faults_per_s: f64,
     /// What it may have of local memory.
     pub share: Share,
+    /// Whether the kernel is asked to keep equal pages of it once.
+    pub share_pages: bool,
+    /// Memory of it that the kernel keeps once for all who have it.
+    pub merged_bytes: u64,
+    /// What that saves, less what the kernel needs to remember for it.
+    pub merged_profit_bytes: i64,
 }
 
 /// What is known of a tree.
@@ -111,6 +129,8 @@ impl Tree {
         }
         let get = |number: &AtomicU64| number.load(Relaxed);
         let (mapped, used) = (get(&self.tally.mapped_pages), get(&self.tally.used_pages));
+        let share_pages = self.tally.merges.load(Relaxed);
+        let merged = if share_pages { Merged::of_all(&self.pids) } else { Merged::default() };
         TreeSnapshot {
             root: self.tally.root.0,
             pids: self.pids.clone(),
@@ -125,6 +145,9 @@ impl Tree {
             evicted_pages: get(&self.tally.evicted_pages),
             faults_per_s: self.rate.2,
             share: self.tally.share(),
+            share_pages,
+            merged_bytes: merged.pages * PAGE_BYTES_U64,
+            merged_profit_bytes: merged.profit_bytes,
         }
     }
 }
@@ -163,6 +186,16 @@ impl Trees {
     /// What is told of one.
     pub fn tally(&self, id: TreeId) -> Option<Arc<Tally>> {
         self.lock().iter().find(|tree| tree.tally.tree == id).map(|tree| Arc::clone(&tree.tally))
+    }
+
+    /// The managed processes of one; none where there is no such tree.
+    pub fn pids(&self, id: TreeId) -> Option<Vec<i32>> {
+        self.lock().iter().find(|tree| tree.tally.tree == id).map(|tree| tree.pids.clone())
+    }
+
+    /// What is told of those that have not ended.
+    pub fn tallies(&self) -> Vec<Arc<Tally>> {
+        self.lock().iter().filter(|tree| tree.ended.is_none()).map(|tree| Arc::clone(&tree.tally)).collect()
     }
 
     /// The shares of those that have not ended.

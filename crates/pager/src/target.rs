@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use spillway_core::evict::Run;
 use spillway_core::page::BufferIndex;
-use spillway_core::{Address, Span, TargetId};
+use spillway_core::{Address, PAGE_BYTES_U64, Span, TargetId};
 
 use crate::adopt::Agent;
 use crate::announced::Announced;
 use crate::choice::Choice;
+use crate::merging::Merging;
 use crate::procfs::Mapping;
 use crate::stretch::Stretch;
 use crate::sys::agent::BATCH_PAGES;
@@ -18,6 +19,14 @@ use crate::sys::pagemap::Pagemap;
 use crate::sys::procmap::ProcMap;
 use crate::sys::uffd::Uffd;
 use crate::tally::Tally;
+
+/// `MADV_POPULATE_WRITE` (5.14).
+pub const POPULATE_WRITE: u64 = 23;
+
+/// The arguments of `madvise` that mark a mapping for merging, which the end of merging as a whole has undone.
+pub fn mark_again(span: Span) -> [u64; 6] {
+    [span.start.0, span.end.0 - span.start.0, u64::from(libc::MADV_MERGEABLE.unsigned_abs()), 0, 0, 0]
+}
 
 /// A fault that could not be served at once.
 #[derive(Clone, Copy, Debug)]
@@ -42,9 +51,25 @@ pub enum Flight {
     Capture {
         /// Index of the first move's call.
         first_call: usize,
+        /// Of pages that were refused just now, and made the target's own since.
+        again: bool,
     },
+    /// Asking the kernel to merge pages, or not to. That may take a while, and the address space is locked meanwhile: whoever
+    /// installed a page would wait.
+    Merging(Errand),
     /// Something that does not mind events.
     Other,
+}
+
+/// What the kernel is told of merging.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Errand {
+    /// Nothing; whether it merges is asked.
+    Ask,
+    /// To merge.
+    Begin,
+    /// To merge no more, and to undo what it has merged.
+    End,
 }
 
 /// See the module's documentation.
@@ -78,8 +103,19 @@ pub struct Target {
     pub staged: bool,
     /// Captures that are still to be made page by page, after the kernel refused a run.
     pub single: u32,
-    /// Pages that the kernel would not move because a forked child shares, or shared, them.
+    /// Pages that the kernel would not move because others share them: a forked child does, or did, or they are merged. And
+    /// those that were to leave with them.
     pub shared_runs: Vec<Run>,
+    /// Pages that were among those, and are the target's own now: they are to leave before they are merged again.
+    pub unshared: Vec<Run>,
+    /// Whether the kernel merges its pages.
+    pub merging: Merging,
+    /// If it does when it is asked first, then because whoever it was forked from was made to.
+    pub inherits_merging: bool,
+    /// What of it was merged before we asked, at its own wish: it is to be so again afterwards.
+    pub marked: Vec<Span>,
+    /// The kernel would not do what it was told of merging: it is not told again.
+    pub unmergeable: bool,
     /// Whose forked child it is, until it has an agent of its own.
     pub parent: Option<TargetId>,
     /// For a forked child: whether it is known yet what it has inherited. Its faults wait until then.
@@ -120,6 +156,11 @@ impl Target {
             staged: false,
             single: 0,
             shared_runs: Vec::with_capacity(BATCH_PAGES),
+            unshared: Vec::new(),
+            merging: Merging::Untold,
+            inherits_merging: false,
+            marked: Vec::new(),
+            unmergeable: false,
             parent: None,
             inherits: true,
             handed: false,
@@ -204,7 +245,7 @@ impl Target {
 
     /// Whether its events may be read now.
     pub fn may_read(&self) -> bool {
-        !matches!(self.flight, Flight::Capture { .. }) && (self.inherits || !self.handed)
+        !matches!(self.flight, Flight::Capture { .. } | Flight::Merging(_)) && (self.inherits || !self.handed)
     }
 
     /// The descriptor to poll for faults and events; -1 while they must wait.
@@ -224,8 +265,9 @@ impl Target {
         self.flight == Flight::Other && self.agent.as_ref().is_some_and(is_it)
     }
 
-    /// Starts the capture of [`Target::runs`]; `about_to` is called before the agent hears of it. False when the agent is gone.
-    pub fn start_capture(&mut self, about_to: impl FnOnce(TargetId, &[Run])) -> bool {
+    /// Starts the capture of [`Target::runs`], of pages refused just now if `again`; `about_to` is called before the agent hears
+    /// of it. False when the agent is gone.
+    pub fn start_capture(&mut self, again: bool, about_to: impl FnOnce(TargetId, &[Run])) -> bool {
         let staged = std::mem::replace(&mut self.staged, true);
         let Some(agent) = &mut self.agent else { return false };
         let (layout, uffd, staging) = (agent.layout, agent.uffd, agent.staging());
@@ -243,7 +285,7 @@ impl Target {
         // Unregistered before it is read and dropped: reading can then never raise a fault, nor dropping an event.
         list.unregister(&layout, uffd, staging);
         list.finish();
-        self.flight = Flight::Capture { first_call };
+        self.flight = Flight::Capture { first_call, again };
         self.looked = false;
         about_to(self.id, &self.runs);
         send_byte(agent.socket.as_fd())
@@ -262,18 +304,37 @@ impl Target {
         send_byte(agent.socket.as_fd())
     }
 
-    /// Lets the agent write to [`Target::shared_runs`] without changing them, so that they stop counting as shared with a
-    /// forked child that has ended. False when the agent is gone.
-    pub fn unshare(&mut self) -> bool {
-        /// `MADV_POPULATE_WRITE` (5.14).
-        const POPULATE_WRITE: u64 = 23;
+    /// Lets the agent write to these pages without changing them, so that the kernel gives the target copies of its own of what
+    /// it shares. False when the agent is gone.
+    pub fn unshare(&mut self, runs: Vec<Run>) -> bool {
         let Some(agent) = &mut self.agent else { return false };
         let mut list = agent.memory.list();
-        for run in self.shared_runs.drain(..) {
-            list.call(libc::SYS_madvise, [run.address.0, run.pages * 4096, POPULATE_WRITE, 0, 0, 0]);
+        for run in &runs {
+            list.call(libc::SYS_madvise, [run.address.0, run.pages * PAGE_BYTES_U64, POPULATE_WRITE, 0, 0, 0]);
         }
         list.finish();
+        self.unshared = runs;
         self.flight = Flight::Other;
+        send_byte(agent.socket.as_fd())
+    }
+
+    /// Lets the agent tell the kernel this. False when the agent is gone.
+    pub fn tell_of_merging(&mut self, errand: Errand) -> bool {
+        let Some(agent) = &mut self.agent else { return false };
+        let (what, value) = match errand {
+            Errand::Ask => (libc::PR_GET_MEMORY_MERGE, 0),
+            Errand::Begin => (libc::PR_SET_MEMORY_MERGE, 1),
+            Errand::End => (libc::PR_SET_MEMORY_MERGE, 0),
+        };
+        let mut list = agent.memory.list();
+        list.call(libc::SYS_prctl, [u64::from(what.unsigned_abs()), value, 0, 0, 0, 0]);
+        if errand == Errand::End {
+            for span in self.marked.iter().take(BATCH_PAGES) {
+                list.call(libc::SYS_madvise, mark_again(*span));
+            }
+        }
+        list.finish();
+        self.flight = Flight::Merging(errand);
         send_byte(agent.socket.as_fd())
     }
 }

@@ -156,10 +156,11 @@ impl Watcher {
         shared: Arc<Shared>,
         managed: Arc<std::sync::Mutex<Vec<i32>>>,
         trees: Trees,
+        first: Arc<Tally>,
     ) -> Self {
         Self {
             parent,
-            first: Arc::default(),
+            first,
             roots: Vec::new(),
             trees,
             leaving: Vec::new(),
@@ -265,7 +266,16 @@ impl Watcher {
                 self.lose_agent(target);
                 self.tree_at = None;
             }
+            Report::Unmergeable(target, answer) => self.tell_unmergeable(target, answer),
             Report::Buried(target) => self.send(Command::Reuse { target }),
+        }
+    }
+
+    fn tell_unmergeable(&self, target: TargetId, answer: i64) {
+        let of = self.processes.iter().find(|(_, process)| process.target == Some(target)).map_or(0, |(&pid, _)| pid);
+        let error = std::io::Error::from_raw_os_error(i32::try_from(-answer).unwrap_or(0));
+        if let Ok(mut refused) = self.shared.share_refused.lock() {
+            *refused = Some(format!("process {of}: {error}"));
         }
     }
 

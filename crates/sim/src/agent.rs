@@ -12,7 +12,7 @@ use crate::uffd::Fault;
 pub enum Refusal {
     /// Mappings were changing, or some pages were moved before another reason (EAGAIN).
     Again,
-    /// The first page is pinned or shared (EBUSY).
+    /// The first page is pinned, shared or merged (EBUSY).
     Busy,
     /// The range is not one mapping, or one that staging does not match (EINVAL).
     Invalid,

@@ -8,7 +8,6 @@ use crate::death::{Batch, Killed};
 use crate::driver::Driver;
 use crate::kernel::{Kernel, Work};
 use crate::letters::Report;
-use crate::memory::slot;
 use crate::mutation::Mutation;
 use crate::target::Target;
 
@@ -32,7 +31,10 @@ pub enum Flight {
     /// Nothing.
     Idle,
     /// Moving pages out: no event may be read meanwhile.
-    Capture,
+    Capture {
+        /// Pages that were refused just now, and made the target's own since.
+        again: bool,
+    },
     /// Something that does not mind events.
     Other,
 }
@@ -87,7 +89,7 @@ impl Driver {
             return;
         }
         match (target.flight, &mut kernel.threads[agent].work) {
-            (Flight::Capture, Work::Moves(moves)) if moves.is_done() => {
+            (Flight::Capture { again }, Work::Moves(moves)) if moves.is_done() => {
                 target.flight = Flight::Idle;
                 let outcomes = std::mem::take(&mut moves.outcomes);
                 kernel.threads[agent].work = Work::Idle;
@@ -97,7 +99,7 @@ impl Driver {
                 if taken_up {
                     return self.collect_again(kernel, id);
                 }
-                self.collect(kernel, at, &outcomes);
+                self.collect(kernel, at, &outcomes, again);
             }
             (Flight::Other, Work::Idle) => target.flight = Flight::Idle,
             _ => {}
@@ -105,7 +107,7 @@ impl Driver {
     }
 
     /// Takes over what a capture brought.
-    fn collect(&mut self, kernel: &mut Kernel, at: usize, outcomes: &[crate::agent::Moved]) {
+    fn collect(&mut self, kernel: &mut Kernel, at: usize, outcomes: &[crate::agent::Moved], again: bool) {
         if !self.is(Mutation::CaptureUnread) {
             // Another target's, which was captured at the same time.
             self.finish_reading(kernel.now, true);
@@ -130,8 +132,9 @@ impl Driver {
                     None => Captured::Untried,
                 };
                 let room = target.shared.len() < SHARED_MOST;
-                if outcome == Captured::Stuck && moved.refusal == Some(Refusal::Busy) && room {
-                    target.shared.push(slot(run.address.plus_pages(n)));
+                if outcome == Captured::Stuck && moved.refusal == Some(Refusal::Busy) && !again && room {
+                    let rest = Run { address: run.address.plus_pages(n), page, pages: run.pages - n };
+                    target.shared.push(rest);
                 }
                 let was_moved = matches!(outcome, Captured::Moved(_));
                 captured += u64::from(was_moved);
@@ -175,7 +178,8 @@ impl Driver {
             }
             return;
         }
-        if self.unshare(kernel) {
+        // Neither makes sense without buffers.
+        if self.core.capturable_pages() > 0 && (self.capture_unshared(kernel) || self.unshare(kernel)) {
             return;
         }
         let most = self.core.next_batch_pages().min(BATCH_PAGES);
@@ -183,12 +187,18 @@ impl Driver {
         let targets = &self.targets;
         let may = |id: TargetId| targets[id.0 as usize].as_ref().is_some_and(Target::may_capture);
         let whose = self.core.next_capture(most, may, &mut (), &mut runs);
-        let Some(target) = whose.and_then(|id| self.targets[id.0 as usize].as_mut()) else {
+        let Some(target) = whose.filter(|id| self.targets[id.0 as usize].is_some()) else {
             if !self.write_some(kernel.now) {
                 self.note_yield(0, self.core.mapped_pages().max(1), kernel.now);
             }
             return;
         };
+        self.capture(kernel, target, runs, false);
+    }
+
+    /// Starts to capture `runs`, which were refused just now if `again`.
+    fn capture(&mut self, kernel: &mut Kernel, target: TargetId, mut runs: Vec<Run>, again: bool) {
+        let Some(target) = &mut self.targets[target.0 as usize] else { return };
         if target.single > 0 {
             target.single -= 1;
             let single = |run: Run| {
@@ -210,7 +220,7 @@ impl Driver {
             self.batches.insert(target.id, batch);
         }
         target.runs = runs;
-        (target.flight, target.looked) = (Flight::Capture, false);
+        (target.flight, target.looked) = (Flight::Capture { again }, false);
         let agent = target.agent.expect("it may be captured");
         self.point();
         kernel.threads[agent].work = Work::Moves(moves);
@@ -248,15 +258,45 @@ impl Driver {
         self.targets.iter().flatten().any(|target| target.agent.is_some())
     }
 
-    /// Starts to take pages back from forked children that have ended; false when there are none to take.
+    /// Captures what has become a target's own since it was refused: the kernel may soon merge it again. False when there is
+    /// nothing of that kind.
+    fn capture_unshared(&mut self, kernel: &mut Kernel) -> bool {
+        for at in 0..self.targets.len() {
+            let ready = |target: &&mut Target| !target.unshared.is_empty() && target.may_capture();
+            let Some(target) = self.targets[at].as_mut().filter(ready) else { continue };
+            let (id, named) = (target.id, std::mem::take(&mut target.unshared));
+            let runs = self.again(id, &named);
+            if !runs.is_empty() {
+                self.capture(kernel, id, runs, true);
+                return true;
+            }
+        }
+        false
+    }
+
+    fn again(&self, target: TargetId, named: &[Run]) -> Vec<Run> {
+        let mut runs = self.core.capturable_again(target, named);
+        runs.truncate(usize::try_from(BATCH_PAGES).expect("a batch"));
+        runs
+    }
+
+    /// Starts to give a target copies of its own of what it shares, with forked children that have ended or because it is
+    /// merged; false when there is nothing of that kind.
     fn unshare(&mut self, kernel: &mut Kernel) -> bool {
         let parents: Vec<TargetId> = self.targets.iter().flatten().filter_map(|target| target.parent).collect();
-        let ready =
-            |target: &&mut Target| target.may_capture() && !target.shared.is_empty() && !parents.contains(&target.id);
-        let Some(target) = self.targets.iter_mut().flatten().find(ready) else { return false };
-        target.flight = Flight::Other;
-        let agent = target.agent.expect("it may be captured");
-        kernel.threads[agent].work = Work::Populate(std::mem::take(&mut target.shared));
-        true
+        for at in 0..self.targets.len() {
+            let ready = |it: &&mut Target| it.may_capture() && !it.shared.is_empty() && !parents.contains(&it.id);
+            let Some(target) = self.targets[at].as_mut().filter(ready) else { continue };
+            let (id, named) = (target.id, std::mem::take(&mut target.shared));
+            // Not what has left meanwhile: it would come home.
+            let runs = self.again(id, &named);
+            let Some(target) = self.targets[at].as_mut().filter(|_| !runs.is_empty()) else { continue };
+            target.flight = Flight::Other;
+            let agent = target.agent.expect("it may be captured");
+            kernel.threads[agent].work = Work::Populate(runs.iter().flat_map(Self::slots_of).collect());
+            target.unshared = runs;
+            return true;
+        }
+        false
     }
 }

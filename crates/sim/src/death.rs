@@ -105,6 +105,9 @@ impl Driver {
             }
             let mut target = Target::new(id, space, agent);
             target.doubtful = true;
+            if agent.is_some_and(|agent| matches!(kernel.threads[agent].work, Work::Populate(_))) {
+                target.flight = Flight::Other;
+            }
             driver.targets[id.0 as usize] = Some(target);
             driver.take_up_capture(kernel, id);
             // A removal that concerned no page that was known may be under way all the same.
@@ -126,7 +129,7 @@ impl Driver {
         match (outcomes, &kernel.threads[agent].work) {
             (Some(_), _) => self.collect_again(kernel, id),
             (None, Work::Moves(_)) => {
-                (target.flight, target.looked) = (Flight::Capture, false);
+                (target.flight, target.looked) = (Flight::Capture { again: false }, false);
                 let pages = runs.iter().map(|run| run.pages).sum();
                 target.buffers.extend((0..pages).map_while(|_| self.core.take_buffer()));
             }
@@ -169,7 +172,9 @@ impl Driver {
         }
         self.begin_reading(id, &staged, kernel.now);
         let target = self.targets[id.0 as usize].as_mut().expect("its capture was taken up");
-        target.flight = Flight::Idle;
+        if target.flight != Flight::Other {
+            target.flight = Flight::Idle;
+        }
         target.runs.clear();
     }
 

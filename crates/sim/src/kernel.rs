@@ -72,6 +72,8 @@ pub struct Events {
     pub moves_busy: u64,
     /// Moves refused because mappings did not fit.
     pub moves_invalid: u64,
+    /// Pages merged.
+    pub merged: u64,
 }
 
 impl Events {
@@ -87,6 +89,7 @@ impl Events {
         self.moves_again += other.moves_again;
         self.moves_busy += other.moves_busy;
         self.moves_invalid += other.moves_invalid;
+        self.merged += other.merged;
     }
 }
 

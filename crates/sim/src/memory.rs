@@ -44,7 +44,8 @@ pub fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
 pub struct Frame {
     /// What it holds.
     pub value: u64,
-    /// Not exclusive: a fork left it to two address spaces, and this one has not written to it since.
+    /// Not exclusive: a fork left it to two address spaces, or the kernel has merged it with equal ones; and it was not written
+    /// to since.
     pub shared: bool,
     /// Held for a device.
     pub pinned: bool,

@@ -37,8 +37,10 @@ pub struct Target {
     pub looked: bool,
     /// Captures that are still to be made page by page, after the kernel refused a run.
     pub single: u32,
-    /// Slots that the kernel would not move because a forked child shares, or shared, them.
-    pub shared: Vec<usize>,
+    /// Pages that the kernel would not move because others share them, and those that were to leave with them.
+    pub shared: Vec<Run>,
+    /// Pages that were among those, and are the target's own now: they are to leave before they are merged again.
+    pub unshared: Vec<Run>,
     /// Whose forked child it is, until it has an agent of its own.
     pub parent: Option<TargetId>,
     /// Whether it was asked which process it is.
@@ -68,6 +70,7 @@ impl Target {
             looked: false,
             single: 0,
             shared: Vec::new(),
+            unshared: Vec::new(),
             parent: None,
             is_known: true,
             changes: 0,
@@ -90,6 +93,6 @@ impl Target {
 
     /// Whether its events may be read now.
     pub fn may_read(&self) -> bool {
-        self.flight != Flight::Capture
+        !matches!(self.flight, Flight::Capture { .. })
     }
 }

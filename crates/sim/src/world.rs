@@ -97,9 +97,14 @@ pub struct World {
     pub(crate) watcher: Watcher,
     /// When pagers are killed, if they are.
     pub(crate) fate: Option<Rng>,
+    /// Where equal pages are merged: a chance of its own.
+    merger: Option<Rng>,
     deaths: u64,
     captures_taken_up: u64,
 }
+
+/// Steps between two visits of the kernel's thread that merges, on average.
+const MERGE_EVERY: usize = 60;
 
 /// Steps between two audits of the core, which cost as much as dozens of steps.
 const AUDIT_EVERY: u64 = 64;
@@ -146,7 +151,9 @@ impl World {
             driver.core.set_blocks(Blocks { enough: Accuracy::ANY, ..Blocks::LARGEST });
         }
         let watcher = Watcher::default();
-        Self { setting, rng, taste, kernel, driver, watcher, fate, deaths: 0, captures_taken_up: 0 }
+        let mut merger = Rng::new(plan.seed ^ 0x0000_4B53_4D00_0000);
+        let merger = merger.percent(20).then_some(merger);
+        Self { setting, rng, taste, kernel, driver, watcher, fate, merger, deaths: 0, captures_taken_up: 0 }
     }
 
     /// The whole run.
@@ -203,6 +210,7 @@ impl World {
 
     pub(crate) fn tick(&mut self) {
         self.kernel.now += 1;
+        self.merge();
         if self.kernel.now.is_multiple_of(AUDIT_EVERY) {
             self.driver.core.audit();
         }
@@ -298,6 +306,28 @@ impl World {
         let lost = self.driver.store.lose(nth);
         self.kernel.trace.note(self.kernel.now, || format!("the store loses {lost:x?}"));
         self.kernel.lost.extend(lost);
+    }
+
+    /// The kernel's thread that merges comes by, now and then. Which pages are equal makes no difference to the pager.
+    fn merge(&mut self) {
+        let Some(rng) = &mut self.merger else { return };
+        if rng.below(MERGE_EVERY) > 0 {
+            return;
+        }
+        let space = rng.below(self.kernel.spaces.len());
+        for slot in &mut self.kernel.spaces[space].slots {
+            let anonymous = slot.is_anonymous();
+            if let Content::Present(frame) = &mut slot.content
+                && anonymous
+                && !frame.pinned
+                && !frame.lazy
+                && !frame.shared
+                && rng.percent(60)
+            {
+                frame.shared = true;
+                self.kernel.events.merged += 1;
+            }
+        }
     }
 
     /// The kernel drops a page that was given up and not written since.

@@ -26,7 +26,7 @@ fn first_seed(mutation: Mutation) -> u64 {
     }
 }
 
-const RARE: [u64; 7] = [1600, 700, 16_600, 10_100, 1300, 1100, 2000];
+const RARE: [u64; 7] = [1600, 700, 16_600, 10_100, 1300, 3000, 2000];
 
 fn is_caught(mutation: Mutation) {
     let first = first_seed(mutation);

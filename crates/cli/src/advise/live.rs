@@ -107,6 +107,7 @@ pub(super) fn watch(watch: &Watch) -> Result<Report, Failure> {
             store: pool::open(pool::DEFAULT)?,
             on_pager_death: OnPagerDeath::HoldTarget,
             recording: Some(Recording { to, windows: Some(Windows { length: window, hash_below }) }),
+            share_pages: false,
             lasting: None,
         },
     )?;

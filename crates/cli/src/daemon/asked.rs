@@ -21,11 +21,18 @@ impl<P: Paging> Service<P> {
     }
 
     /// Manages a process with its descendants.
-    pub(crate) fn adopt(&self, pid: i32, at_once: bool, front: i32, wanted: &ShareText) -> Result<Value, String> {
+    pub(crate) fn adopt(
+        &self,
+        pid: i32,
+        at_once: bool,
+        front: i32,
+        share_pages: bool,
+        wanted: &ShareText,
+    ) -> Result<Value, String> {
         let host = self.asked()?;
         let mut share = Share::default();
         share::change(wanted)?(&mut share);
-        let adopted = self.pager().adopt_tree(pid, at_once, share);
+        let adopted = self.pager().adopt_tree(pid, at_once, share, share_pages);
         // A `spillway run` asks again when it sees another daemon, which may have taken its program over.
         let is_known = || front > 0 && self.pager().trees().iter().any(|tree| tree.root == pid && !tree.ended);
         if adopted.is_err() && !is_known() {
@@ -43,6 +50,12 @@ impl<P: Paging> Service<P> {
         let pid = self.asked()?.program_of(pid);
         let change = share::change(wanted)?;
         self.pager().change_share(pid, &mut |share| change(share)).map(|()| json!({}))
+    }
+
+    /// Whether equal pages of a target and others are kept once in memory: of one, or of all that this pager serves alone.
+    pub(crate) fn share_pages(&self, pid: i32, on: bool) -> Result<Value, String> {
+        let whose = self.host().map(|_| self.asked().map(|host| host.program_of(pid))).transpose()?;
+        self.pager().share_pages(whose, on).map(|()| json!({}))
     }
 
     /// Lets one target go.

@@ -97,8 +97,8 @@ impl Client {
 
     /// It manages the process from now on, or from when that has grown; how long a thread was stopped for that, in
     /// microseconds. `front` is the `spillway run` process, or 0.
-    pub(crate) fn adopt(&self, pid: i32, when_grown: bool, front: i32) -> Result<f64, Failure> {
-        let request = Request::Adopt { pid, when_grown, front, share: self.share.clone() };
+    pub(crate) fn adopt(&self, pid: i32, when_grown: bool, front: i32, share_pages: bool) -> Result<f64, Failure> {
+        let request = Request::Adopt { pid, when_grown, front, share_pages, share: self.share.clone() };
         let answer = Self::ask(&request, ADOPT_LIMIT)?;
         Ok(answer.get("adopt_pause_us").and_then(Value::as_f64).unwrap_or_default())
     }

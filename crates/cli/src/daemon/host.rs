@@ -58,6 +58,15 @@ pub(crate) struct TargetListing {
     pub(crate) max_bytes: Option<u64>,
     /// What its pages above the minimum are worth beside those of others.
     pub(crate) weight: u32,
+    /// Whether the kernel is asked to keep equal pages of it once.
+    #[serde(default)]
+    pub(crate) share_pages: bool,
+    /// Memory of it that the kernel keeps once for all who have it.
+    #[serde(default)]
+    pub(crate) merged_bytes: u64,
+    /// What that saves, less what the kernel needs to remember for it.
+    #[serde(default)]
+    pub(crate) merged_profit_bytes: i64,
 }
 
 impl Host {
@@ -110,6 +119,9 @@ impl Host {
             min_bytes: tree.share.min_pages * PAGE_BYTES_U64,
             max_bytes: tree.share.max_pages.checked_mul(PAGE_BYTES_U64),
             weight: tree.share.weight,
+            share_pages: tree.share_pages,
+            merged_bytes: tree.merged_bytes,
+            merged_profit_bytes: tree.merged_profit_bytes,
         }
     }
 

@@ -3,7 +3,8 @@
 use super::{Agent, explain, pieces, syscall_instruction};
 use crate::error::Error;
 use crate::procfs;
-use crate::sys::ptrace::Seized;
+use crate::sys::ptrace::{CallError, Seized};
+use crate::target::mark_again;
 
 /// Ends the agent `thread` of `pid` if none of the process's own threads is left: where those end one by one (`exit`, and
 /// not `exit_group`), the process ends with the last, and has its status. Of those only the first one's can be learnt.
@@ -41,6 +42,20 @@ impl Agent {
         };
         seized.stop().map_err(explain)?;
         let registers = seized.registers().map_err(explain)?;
+        if let Some(marked) = &self.unmerges {
+            let what = u64::from(libc::PR_SET_MEMORY_MERGE.unsigned_abs());
+            let end = (libc::SYS_prctl, [what, 0, 0, 0, 0, 0]);
+            for (number, arguments) in
+                [end].into_iter().chain(marked.iter().map(|&it| (libc::SYS_madvise, mark_again(it))))
+            {
+                match seized.call(&registers, self.instruction, number, arguments) {
+                    // Its own limit leaves no room for all the copies: it goes on merging, which harms nobody. Or what was
+                    // marked is no more.
+                    Ok(_) | Err(CallError::Answered(_)) => {}
+                    Err(error) => return Err(explain(error)),
+                }
+            }
+        }
         for (start, bytes) in pieces(&self.layout) {
             seized
                 .call(&registers, self.instruction, libc::SYS_munmap, [start.0, bytes, 0, 0, 0, 0])

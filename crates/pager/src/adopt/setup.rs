@@ -128,6 +128,7 @@ impl Setup {
             pause_ns: 0,
             seized,
             kept,
+            unmerges: None,
             instruction,
         };
         Ok((agent, fresh))

@@ -8,6 +8,7 @@ use spillway_core::{Address, Span, TargetId};
 
 use super::hands::{to_bits, to_handle};
 use super::{Driver, RETRY_NS, Report};
+use crate::merging::Merging;
 use crate::sys::clock::now_ns;
 use crate::sys::fd::{poll, readable};
 use crate::sys::uffd::{Event, Uffd};
@@ -144,6 +145,7 @@ impl Driver {
     fn fork(&mut self, at: usize, uffd: Uffd) {
         let Some(target) = &self.targets[at] else { return };
         let (parent, tally, leaving) = (target.id, Arc::clone(&target.tally), target.leaving);
+        let (inherits_merging, marked) = (target.merging == Merging::Ours, target.marked.clone());
         self.hands.finish_reading(true, &mut self.core);
         // Parent and child can share what is in the store, and not what is in a buffer: those are copied, if need be.
         self.write_all();
@@ -159,6 +161,6 @@ impl Driver {
             let _ = self.reports.send(Request::Report(Report::Forked { parent, child, uffd, tally }));
         }
         let target = Target::new(child, 0, uffd, None, tally);
-        self.add(Target { parent: Some(parent), inherits: false, leaving, ..target });
+        self.add(Target { parent: Some(parent), inherits: false, inherits_merging, marked, leaving, ..target });
     }
 }

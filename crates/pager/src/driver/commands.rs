@@ -32,6 +32,10 @@ pub enum Command {
         tally: Arc<Tally>,
         /// What that may have of local memory.
         share: Share,
+        /// If the kernel merges its pages, then because whoever it comes from was made to.
+        inherits_merging: bool,
+        /// What of it is merged at its own wish.
+        marked: Vec<Span>,
         /// For the answer.
         reply: Sender<TargetId>,
     },
@@ -156,6 +160,13 @@ pub enum Command {
     },
     /// What a tree may have of local memory, from now on.
     Share(TreeId, Share),
+    /// Whether the kernel is to merge pages of a tree has changed, in what is told of it.
+    Merge {
+        /// Which.
+        tree: TreeId,
+        /// What of its processes is merged now.
+        marked: Vec<(i32, Vec<Span>)>,
+    },
     /// Count the pages of each tree, into what is told of it; then answer.
     Count {
         /// For the answer.
@@ -194,6 +205,8 @@ pub enum Report {
     Thread(TargetId, i32),
     /// The agent of a target is gone: it ended, or called exec.
     AgentGone(TargetId),
+    /// The kernel would not do what it was told of merging, and answered this.
+    Unmergeable(TargetId, i64),
     /// Nothing more will be told of this target.
     Buried(TargetId),
 }
@@ -213,11 +226,12 @@ impl Driver {
     fn carry_out(&mut self, command: Command) {
         (0..self.targets.len()).for_each(|at| self.settle_unmapped(at));
         match command {
-            Command::Add { pid, uffd, agent, tally, share, reply } => {
+            Command::Add { pid, uffd, agent, tally, share, inherits_merging, marked, reply } => {
                 let id = self.core.add_target();
                 self.core.assign(id, tally.tree, share);
                 self.write_down(id, &agent, &tally);
-                self.add(Target::new(id, pid, uffd, Some(agent), tally));
+                self.add(Target { inherits_merging, marked, ..Target::new(id, pid, uffd, Some(agent), tally) });
+                self.owes_errands = true;
                 self.place_agents();
                 let _ = reply.send(id);
             }
@@ -239,6 +253,7 @@ impl Driver {
                     target.parent = None;
                     target.agent = Some(agent);
                 }
+                self.owes_errands = true;
             }
             Command::Inherit { target, wiped, has } => self.inherit(target, &wiped, &has),
             Command::Register { target, stretches, reply } => {
@@ -308,6 +323,7 @@ impl Driver {
                     of_it.for_each(|target| estate.set_share(target.id, share));
                 }
             }
+            Command::Merge { tree, marked } => self.merge_anew(tree, &marked),
             Command::Depart { tree, reply } => self.depart(tree, reply),
             Command::Count { reply } => {
                 self.count_trees();

@@ -132,6 +132,7 @@ impl Driver {
 
     fn stays(&mut self, leaving: &Leaving) {
         self.mark_leaving(leaving.tree, false);
+        self.owes_errands = true;
         let _ = leaving.reply.send(Homeward::NoRoom(self.outside_pages(leaving.tree)));
         self.lend();
     }

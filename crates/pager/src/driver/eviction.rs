@@ -80,7 +80,8 @@ impl Driver {
             }
             return;
         }
-        if self.unshare() {
+        // Neither makes sense without buffers.
+        if self.core.capturable_pages() > 0 && (self.capture_unshared() || self.unshare()) {
             return;
         }
         let most = self.core.next_batch_pages().min(BATCH_PAGES as u64);
@@ -102,7 +103,7 @@ impl Driver {
             }
             return;
         };
-        self.capture(at, runs);
+        self.capture(at, runs, false);
     }
 
     /// Nothing can leave targets now: what is in buffers still can, and that may be enough.
@@ -116,8 +117,8 @@ impl Driver {
         }
     }
 
-    /// Starts to capture `runs`.
-    pub(super) fn capture(&mut self, at: usize, mut runs: Vec<Run>) {
+    /// Starts to capture `runs`, which were refused just now if `again`.
+    pub(super) fn capture(&mut self, at: usize, mut runs: Vec<Run>, again: bool) {
         let Some(target) = &mut self.targets[at] else { return };
         if target.single > 0 {
             target.single -= 1;
@@ -135,7 +136,7 @@ impl Driver {
         }
         target.runs = runs;
         let estate = self.hands.estate.as_ref();
-        target.start_capture(|id, runs| {
+        target.start_capture(again, |id, runs| {
             if let Some(estate) = estate {
                 estate.prepare_batch(id, runs);
                 estate.set_batch(id, Some(Stage::Begun));
@@ -155,20 +156,42 @@ impl Driver {
         });
     }
 
-    /// Starts to take pages back from forked children that have ended; false when there are none to take.
-    fn unshare(&mut self) -> bool {
-        let parents: Vec<TargetId> = self.targets.iter().flatten().filter_map(|target| target.parent).collect();
-        let ready = |target: &&mut Target| {
-            target.may_capture() && !target.shared_runs.is_empty() && !parents.contains(&target.id)
-        };
-        let begins = self.targets.iter_mut().flatten().find(ready).is_some_and(Target::unshare);
-        if begins {
-            self.errand_begins();
+    /// Captures what has become a target's own since it was refused: the kernel may soon merge it again. False when there is
+    /// nothing of that kind.
+    fn capture_unshared(&mut self) -> bool {
+        for at in 0..self.targets.len() {
+            let ready = |target: &&mut Target| !target.unshared.is_empty() && target.may_capture();
+            let Some(target) = self.targets[at].as_mut().filter(ready) else { continue };
+            let runs = self.core.capturable_again(target.id, &target.unshared);
+            target.unshared.clear();
+            if !runs.is_empty() {
+                self.capture(at, runs, true);
+                return true;
+            }
         }
-        begins
+        false
     }
 
-    fn errand_begins(&self) {
+    /// Starts to give a target copies of its own of what it shares, with forked children that have ended or because it is
+    /// merged; false when there is nothing of that kind.
+    fn unshare(&mut self) -> bool {
+        let parents: Vec<TargetId> = self.targets.iter().flatten().filter_map(|target| target.parent).collect();
+        for target in self.targets.iter_mut().flatten() {
+            if !target.may_capture() || target.shared_runs.is_empty() || parents.contains(&target.id) {
+                continue;
+            }
+            // Not what has left meanwhile: it would come home.
+            let runs = self.core.capturable_again(target.id, &target.shared_runs);
+            target.shared_runs.clear();
+            if !runs.is_empty() && target.unshare(runs) {
+                self.errand_begins();
+                return true;
+            }
+        }
+        false
+    }
+
+    pub(super) fn errand_begins(&self) {
         self.shared.errands_begun.fetch_add(1, Relaxed);
     }
 
@@ -183,7 +206,7 @@ impl Driver {
     }
 
     /// Takes over what a capture brought, and begins to read it.
-    pub(super) fn collect(&mut self, at: usize, first_call: usize) {
+    pub(super) fn collect(&mut self, at: usize, first_call: usize, again: bool) {
         // Another target's, which was captured at the same time.
         self.hands.finish_reading(true, &mut self.core);
         let Some(target) = &mut self.targets[at] else { return };
@@ -210,8 +233,14 @@ impl Driver {
                 } else {
                     Captured::Untried
                 };
-                if outcome == Captured::Stuck && refused == libc::EBUSY && target.shared_runs.len() < BATCH_PAGES {
-                    target.shared_runs.push(Run { address: run.address.plus_pages(n), page, pages: 1 });
+                // Where one page is shared, those behind it mostly are. What is still refused afterwards is pinned.
+                if outcome == Captured::Stuck
+                    && refused == libc::EBUSY
+                    && !again
+                    && target.shared_runs.len() < BATCH_PAGES
+                {
+                    let rest = Run { address: run.address.plus_pages(n), page, pages: run.pages - n };
+                    target.shared_runs.push(rest);
                 }
                 let was_moved = matches!(outcome, Captured::Moved(_));
                 captured += u64::from(was_moved);

@@ -9,6 +9,7 @@ use spillway_store::Urgency;
 
 use super::{Driver, Homeward};
 use crate::adopt::Agent;
+use crate::merging::Merging;
 use crate::procfs;
 use crate::stretch::room_behind;
 use crate::target::{Flight, Target};
@@ -126,6 +127,7 @@ impl Driver {
     pub(super) fn stay(&mut self) {
         if let Some(Release { reply, budget }) = self.release.take() {
             self.core.set_budget(budget);
+            self.owes_errands = true;
             self.lend();
             let _ = reply.send(Homeward::NoRoom(self.core.touched_pages() - self.core.mapped_pages()));
         }
@@ -151,7 +153,10 @@ impl Driver {
             if let Some(estate) = &self.hands.estate {
                 estate.remove(target.id);
             }
-            agents.extend(target.agent);
+            agents.extend(target.agent.map(|mut agent| {
+                agent.unmerges = (target.merging == Merging::Ours).then_some(target.marked);
+                agent
+            }));
         }
         if self.targets.iter().all(Option::is_none) {
             self.placement.settle(&self.shared);

@@ -95,6 +95,7 @@ impl Driver {
             awaits_agent: false,
             awaits_store: false,
             succeeds: false,
+            owes_errands: false,
         };
         driver.set_replacement(replacement);
         driver.core.restock();

@@ -21,9 +21,9 @@ use crate::estate::{Estate, Found, Stage};
 use crate::sys::message::MESSAGES;
 use crate::sys::uffd::{Message, Uffd};
 use crate::tally::Tally;
-use crate::target::Target;
+use crate::target::{Flight, Target};
 
-/// A target that was found, with its agent, which has nothing to do.
+/// A target that was found, with its agent.
 pub struct Heir {
     /// What was written down of it.
     pub found: Found,
@@ -33,6 +33,8 @@ pub struct Heir {
     pub uffd: Uffd,
     /// What is told of its tree.
     pub tally: Arc<Tally>,
+    /// Its agent is still at work on something that does not mind events; it had nothing to do otherwise.
+    pub at_work: bool,
 }
 
 impl Driver {
@@ -78,11 +80,13 @@ impl Driver {
         Ok(driver)
     }
 
-    fn take_up(&mut self, Heir { found, agent, uffd, tally }: Heir) {
+    fn take_up(&mut self, Heir { found, agent, uffd, tally, at_work }: Heir) {
         let id = found.id;
         self.core.assign(id, found.tree, found.share);
         let target = Target::new(id, found.pid, uffd, Some(agent), tally);
-        self.add(Target { doubtful: true, staged: true, ..target });
+        let merging = self.merging_again(&found, &target.tally);
+        let flight = if at_work { Flight::Other } else { Flight::Idle };
+        self.add(Target { doubtful: true, staged: true, merging, flight, ..target });
         self.collect_again(&found);
         let pending: Vec<Span> =
             self.core.pending_unmapped().iter().filter(|(of, _)| *of == id).map(|(_, span)| *span).collect();
@@ -168,6 +172,9 @@ impl Driver {
         }
         if let Some(share) = self.core.share_of(id) {
             estate.set_share(id, share);
+        }
+        if let Some(target) = self.targets.get(id.0 as usize).and_then(Option::as_ref) {
+            estate.set_merging(id, target.merging);
         }
     }
 

@@ -95,7 +95,7 @@ impl Driver {
         let may = |id: TargetId| targets[id.0 as usize].as_ref().is_some_and(Target::may_capture);
         let mut runs: Vec<Run> = Vec::with_capacity(BATCH_PAGES);
         if let Some(whose) = self.core.next_window_capture(BATCH_PAGES as u64, hash_below, may, &mut runs) {
-            self.capture(whose.0 as usize, runs);
+            self.capture(whose.0 as usize, runs, false);
         }
     }
 

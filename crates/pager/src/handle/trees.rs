@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use spillway_core::shares::Share;
@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::estate::TARGETS;
 use crate::tally::Tally;
 use crate::watcher::Request;
-use crate::{Local, Options, TreeSnapshot, procfs};
+use crate::{Local, Options, TreeSnapshot, merging, procfs};
 
 /// How long the fault thread may take to count pages.
 const COUNT_WITHIN: Duration = Duration::from_secs(1);
@@ -32,19 +32,23 @@ impl Pager {
         Ok(pager)
     }
 
-    /// Serves a process with its descendants on their own account: from now on, or from when they have grown.
+    /// Serves a process with its descendants on their own account: from now on, or from when they have grown. Equal pages of
+    /// it and others are kept once in memory if it `shares` them.
     ///
     /// # Errors
     /// As [`Error`] says; the process is unharmed then.
-    pub fn adopt_tree(&self, pid: i32, at_once: bool, share: Share) -> Result<(), Error> {
+    pub fn adopt_tree(&self, pid: i32, at_once: bool, share: Share, shares: bool) -> Result<(), Error> {
         let _fitting = self.fit(None, share)?;
         if self.estate.is_some() && self.managed.lock().is_ok_and(|pids| pids.len() >= TARGETS) {
             return Err(Error::TooManyTargets(TARGETS));
         }
         crate::adopt::examine(pid)?;
         crate::doctor::usable_for(pid)?;
+        if shares {
+            merging::usable()?;
+        }
         let started = procfs::stat(pid).map_err(|_| Error::NoSuchProcess(pid))?.started;
-        let tally = Tally::new(TreeId(self.next_tree.fetch_add(1, Relaxed)), (pid, started), share);
+        let tally = Tally::new(TreeId(self.next_tree.fetch_add(1, Relaxed)), (pid, started), share, shares);
         self.ask(pid, |reply| Request::Adopt { tally, at_once, reply })?
     }
 
@@ -60,6 +64,34 @@ impl Pager {
         let _fitting = self.fit(Some(tree), share)?;
         *tally.share.lock().unwrap_or_else(PoisonError::into_inner) = share;
         let _ = self.commands.send(Command::Share(tree, share));
+        self.bell.ring();
+        Ok(())
+    }
+
+    /// Whether equal pages of one tree and others are kept once in memory, from now on; of all that there is where `pid` is none.
+    /// Agents see to it when they have nothing else to do.
+    ///
+    /// # Errors
+    /// When there is no such tree, or the kernel merges nothing; nothing is changed then.
+    pub fn share_pages(&self, pid: Option<i32>, on: bool) -> Result<(), Error> {
+        if on {
+            merging::usable()?;
+        }
+        let tallies = match pid {
+            Some(pid) => {
+                let tally = self.trees.of(pid).and_then(|tree| self.trees.tally(tree));
+                vec![tally.ok_or(Error::NotManaged(pid))?]
+            }
+            None => self.trees.tallies().into_iter().chain([Arc::clone(&self.first)]).collect(),
+        };
+        for tally in tallies {
+            // Before it is looked what is marked: whoever is adopted meanwhile looks as well.
+            tally.merges.store(on, Relaxed);
+            let managed = || self.managed.lock().map(|pids| pids.clone()).unwrap_or_default();
+            let pids = self.trees.pids(tally.tree).unwrap_or_else(managed);
+            let marked = if on { pids.iter().map(|&pid| (pid, merging::marked(pid))).collect() } else { Vec::new() };
+            let _ = self.commands.send(Command::Merge { tree: tally.tree, marked });
+        }
         self.bell.ring();
         Ok(())
     }

@@ -27,6 +27,15 @@ pub fn is_root() -> bool {
     unsafe { libc::geteuid() == 0 }
 }
 
+/// Whether the kernel merges pages of processes that ask for it.
+///
+/// # Errors
+/// EINVAL when it does not: it is older than 6.4, or without KSM.
+pub fn may_be_merged() -> io::Result<()> {
+    // SAFETY: no pointers; it only asks.
+    checked(unsafe { libc::prctl(libc::PR_GET_MEMORY_MERGE, 0, 0, 0, 0) }.into()).map(drop)
+}
+
 /// A stable name for `thread` of `pid`, or for the process where the kernel knows no names for threads (6.9): through that no
 /// descriptor can be taken once the process's first thread has ended.
 ///

@@ -20,7 +20,7 @@ use crate::sys::pagemap::Pagemap;
 use crate::sys::process::share_memory;
 use crate::sys::ptrace::Seized;
 use crate::tally::Tally;
-use crate::{Local, OnPagerDeath};
+use crate::{Local, OnPagerDeath, merging};
 
 /// A process smaller than this is never worth an agent: 8 MiB.
 const ADOPT_PAGES: u64 = 2048;
@@ -134,11 +134,18 @@ impl Watcher {
         };
         let staging = agent.staging_and_scratch();
         let tally = self.tally_of(pid, forked);
+        let started = procfs::stat(pid).map_or(0, |stat| stat.started);
+        // What had an agent before has called exec.
+        let had_agent = self.processes.get(&pid).is_some_and(|process| process.agent != 0);
+        let inherits_merging = tally.hands_on_merging(if had_agent { u64::MAX } else { started });
         let target = match (fresh, forked) {
             (Some(uffd), _) => {
                 let copy = uffd.borrow().try_clone_to_owned().map_err(system)?;
                 let (reply, answer) = channel();
-                self.send(Command::Add { pid, uffd, agent, tally: Arc::clone(&tally), share: tally.share(), reply });
+                let (tally, share) = (Arc::clone(&tally), tally.share());
+                let asks = tally.merges.load(Relaxed) && !inherits_merging;
+                let marked = if asks { merging::marked(pid) } else { Vec::new() };
+                self.send(Command::Add { pid, uffd, agent, tally, share, inherits_merging, marked, reply });
                 let target = answer.recv().map_err(|_| Error::Ended(pid))?;
                 self.uffds.push((target, copy.into()));
                 target
@@ -151,7 +158,6 @@ impl Watcher {
             }
             (None, None) => return Err(Error::Ended(pid)),
         };
-        let started = procfs::stat(pid).map_or(0, |stat| stat.started);
         let process = self.processes.entry(pid).or_insert_with(|| Process::new(started, tally));
         process.target = Some(target);
         process.pagemap = Some(pagemap);
