@@ -308,10 +308,11 @@ impl World {
         self.kernel.lost.extend(lost);
     }
 
-    /// The kernel's thread that merges comes by, now and then. Which pages are equal makes no difference to the pager.
+    /// The kernel's thread that merges comes by, now and then. Which pages are equal makes no difference to the pager. Where all
+    /// else is quiet it stays away: what is merged again as often as it is about to leave may stay for as long as that goes on.
     fn merge(&mut self) {
         let Some(rng) = &mut self.merger else { return };
-        if rng.below(MERGE_EVERY) > 0 {
+        if self.kernel.quiet || rng.below(MERGE_EVERY) > 0 {
             return;
         }
         let space = rng.below(self.kernel.spaces.len());
