@@ -165,7 +165,7 @@ fn write(words: &[AtomicU64], head: u32, bytes: &[u8]) {
     }
 }
 
-/// What [`write`] has written; none if that is not what is there.
+/// What [`write()`] has written; none if that is not what is there.
 fn read(words: &[AtomicU64]) -> Option<(u32, Vec<u8>)> {
     let first = words[0].load(Acquire);
     let length = usize::try_from(first & u64::from(u32::MAX)).ok().filter(|length| *length <= (words.len() - 1) * 8)?;
