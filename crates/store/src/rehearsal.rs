@@ -1,6 +1,8 @@
 //! A server's part, or a dead pager's, played by whoever has the bytes: what the fuzz targets call.
 
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Mutex, PoisonError};
 
 use spillway_core::PAGE_BYTES;
 
@@ -26,6 +28,8 @@ pub struct Understood {
     pub bytes: usize,
 }
 
+type Words = &'static [AtomicU64];
+
 /// A memcached says `bytes`: to a greeting, or to requests.
 #[must_use]
 pub fn memcached(bytes: &[u8], greeting: bool) -> Understood {
@@ -48,13 +52,19 @@ pub fn tcp(bytes: &[u8], greeting: bool) -> Understood {
 /// How many pages and servers that are.
 #[must_use]
 pub fn ledger(bytes: &[u8], notes: usize) -> Option<(usize, usize)> {
-    let vault = Vault::create().expect("there is memory");
+    // A vault is mapped for good, so there is one.
+    static VAULT: Mutex<Option<(Vault, Words, Words)>> = Mutex::new(None);
+    let mut made = VAULT.lock().unwrap_or_else(PoisonError::into_inner);
+    let (vault, head, entries) = made.get_or_insert_with(|| {
+        let vault = Vault::create().expect("there is memory");
+        let entries = Slabs::new(vault.clone(), 0).take().expect("there is room");
+        (vault.clone(), vault.notes().expect("there is room"), entries)
+    });
     let mut words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
-    let mut slabs = Slabs::new(vault.clone(), 0);
-    let (head, entries) = (vault.notes().expect("there is room"), slabs.take().expect("there is room"));
-    let places = head[..notes.min(head.len())].iter().chain(entries);
+    head.iter().for_each(|place| place.store(0, Relaxed));
+    let places = head[..notes.min(head.len())].iter().chain(entries.iter());
     places.for_each(|place| place.store(words.next().unwrap_or(0), Relaxed));
-    let (ledger, servers) = Ledger::found(&vault)?;
+    let (ledger, servers) = Ledger::found(vault)?;
     let (mut handles, left) = Handles::take_over(ledger, servers.len());
     for &handle in &left {
         assert!(usize::from(handles.slot(handle).server) < servers.len(), "it is at a server that there is");
