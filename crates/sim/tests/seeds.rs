@@ -25,7 +25,7 @@ fn no_guest_sees_what_it_must_not() {
         ("pages lost", events.losses, 100),
         ("moves refused while mappings changed", events.moves_again, 1_000),
         ("moves refused for a pinned or shared page", events.moves_busy, 1_000),
-        ("pages merged", events.merged, 50_000),
+        ("pages merged", events.merged, 10_000),
         ("moves refused for a mapping", events.moves_invalid, 500),
         ("pages from buffers", counters.refaults, 1_000),
         ("pages from the store", counters.fetched_pages, 10_000),
