@@ -40,30 +40,6 @@ def test_adopted_shrunk_and_let_go_without_a_trace(spillway, target):
     target.ask("fork")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may go first")
-def test_faults_are_served_before_other_programs_run(spillway, target):
-    """Where all CPUs are busy, a thread of the common niceness waits for the end of a slice at each fault."""
-    burners = [subprocess.Popen(["sh", "-c", "while :; do :; done"], start_new_session=True) for _ in range(2 * os.cpu_count())]
-    try:
-        attached = spillway.attach(target.pid, "8M")
-        threads = {name: nice for pid in (attached.pid, target.pid) for name, nice in niceness(pid)}
-        assert (threads["faults"], threads["spillway-agent"]) == (-20, -20), threads
-        target.unharmed()
-        let_go(attached)
-    finally:
-        for burner in burners:
-            burner.kill()
-            burner.wait()
-
-
-def niceness(pid):
-    """Name and niceness of each thread, of whichever class."""
-    for thread in os.listdir(f"/proc/{pid}/task"):
-        stat = open(f"/proc/{pid}/task/{thread}/stat").read()
-        name, rest = stat[stat.index("(") + 1 : stat.rindex(")")], stat[stat.rindex(")") + 2 :].split()
-        yield name, int(rest[16])
-
-
 def test_detach_from_outside(spillway, target):
     before = traits(target.pid)
     attached = spillway.attach(target.pid, "8M")

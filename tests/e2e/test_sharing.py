@@ -289,7 +289,6 @@ def test_a_forked_child_inherits_it_and_loses_it_too(processes, spillway, fill, 
     child = int(target.ask("fork")[0])
     assert is_merging(child)
     eventually(lambda: child in spillway.find(target.pid)["pids"], "the child to be managed", 30)
-    merged(child, 4)
     spillway.resize(target.pid, "12M")
     spillway.settled(target.pid)
     target.ask("look")

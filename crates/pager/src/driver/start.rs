@@ -97,8 +97,6 @@ impl Driver {
             succeeds: false,
             owes_errands: false,
         };
-        // Faults must not wait for other programs' slices, whether or not anybody is followed. A failure is slower and not wrong.
-        let _ = set_class(0, Class::Normal);
         driver.set_replacement(replacement);
         driver.core.restock();
         driver
