@@ -88,8 +88,10 @@ def test_pause_of_the_adopted_thread(processes, spillway, build):
     """At most 1 ms by the pager's own measure, and a thread that watches the clock bears it out.
 
     Both include time in which a busy machine runs others, so the best of several adoptions counts, and what the thread
-    sees is compared with what it sees when another command runs.
+    sees is compared with what it sees when another command runs. Where the kernel has it share a CPU with the pager for a while,
+    it sees the end of a slice as well: 4 ms at 250 Hz.
     """
+    slice_us = 4000
     program = Program(processes, [build("gap"), 64]).ready()
 
     def gap():
@@ -110,7 +112,7 @@ def test_pause_of_the_adopted_thread(processes, spillway, build):
     print(f"pauses in us: told {told}, seen {seen}, without adoption {usual}")
     assert all(told), told
     assert sorted(told)[1] <= 1000, told
-    assert sorted(seen)[1] <= 1000 + max(usual), (seen, usual)
+    assert sorted(seen)[1] <= 1000 + slice_us + max(usual), (seen, usual)
 
 
 SLEEPS = {
