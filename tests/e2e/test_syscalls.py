@@ -38,12 +38,12 @@ def test_mappings_grow_in_place_while_they_are_registered(spillway, build):
     assert int(done.out.split()[-1]) > 10000, done.out
 
 
-def test_mappings_grow_in_place_while_they_are_let_go(processes, spillway, build):
+def test_mappings_grow_in_place_while_they_are_adopted_and_let_go(processes, spillway, build):
     target = Program(processes, [build("grow"), "8", "16"]).ready()
     rounds = 0
-    while target.process.poll() is None and rounds < 8:
+    while target.process.poll() is None and rounds < 40:
         attached = spillway.attach(target.pid, "4M")
-        time.sleep(0.1)
+        time.sleep(0.03)
         let_go(attached)
         rounds += 1
     assert target.line().startswith("OK") and target.status() == 0 and rounds >= 3

@@ -27,6 +27,16 @@ pub struct Mapping {
 }
 
 impl Mapping {
+    /// Adds it to mappings that were seen before it, each further up than the last. They change between two looks, and the
+    /// newest is right: one that has grown is seen a second time, and taken as it is now.
+    pub fn seen_behind(self, seen: &mut Vec<Self>) {
+        while seen.pop_if(|last| last.span.start >= self.span.start).is_some() {}
+        if let Some(last) = seen.last_mut() {
+            last.span.end = last.span.end.min(self.span.start);
+        }
+        seen.push(self);
+    }
+
     /// Parses one line.
     pub fn parse(line: &str) -> Option<Self> {
         let mut fields = line.split_ascii_whitespace();
@@ -64,7 +74,11 @@ impl Mapping {
 /// Without rights over it, or when it is gone.
 pub fn mappings(pid: i32) -> io::Result<Vec<Mapping>> {
     let text = read_of_living(pid, "maps")?;
-    Ok(String::from_utf8_lossy(&text).lines().filter_map(Mapping::parse).collect())
+    let mut seen = Vec::new();
+    for mapping in String::from_utf8_lossy(&text).lines().filter_map(Mapping::parse) {
+        mapping.seen_behind(&mut seen);
+    }
+    Ok(seen)
 }
 
 /// Pages of memory in a process, from `/proc/PID/statm`.
@@ -299,6 +313,21 @@ mod tests {
 
     fn parse(line: &str) -> Mapping {
         Mapping::parse(line).expect("a good line")
+    }
+
+    #[test]
+    fn what_changes_while_it_is_looked_at_is_taken_as_seen_last() {
+        let look = |lines: &[&str]| {
+            let mut seen = Vec::new();
+            lines.iter().for_each(|line| parse(line).seen_behind(&mut seen));
+            seen.iter().map(|it| (it.span.start.0, it.span.end.0)).collect::<Vec<_>>()
+        };
+        let [low, grown] = ["10000-14000 rw-p 00000000 00:00 0", "10000-18000 rw-p 00000000 00:00 0"];
+        let [inner, next] = ["12000-16000 rw-p 00000000 00:00 0", "18000-20000 rw-p 00000000 00:00 0"];
+        assert_eq!(look(&[low, next]), [(0x10000, 0x14000), (0x18000, 0x20000)]);
+        assert_eq!(look(&[low, grown, next]), [(0x10000, 0x18000), (0x18000, 0x20000)]);
+        assert_eq!(look(&[low, inner]), [(0x10000, 0x12000), (0x12000, 0x16000)]);
+        assert_eq!(look(&[low, inner, grown]), [(0x10000, 0x18000)]);
     }
 
     #[test]

@@ -56,7 +56,7 @@ impl Stretch {
             if mapping.span.start >= end && !(touches && wanted(&mapping)) {
                 behind = Some(mapping.span.start);
             }
-            now.push(mapping);
+            mapping.seen_behind(&mut now);
         }
         // What is behind is not registered, and bounds the room that is.
         Ok(stretches(&now, |mapping| wanted(mapping) && Some(mapping.span.start) != behind))
@@ -168,6 +168,21 @@ mod tests {
         // It is gone, or is of another kind.
         assert_eq!(now(&["60000-70000 rw-p 00000000 00:00 0"]), []);
         assert_eq!(now(&["20000-40000 r-xp 00000000 fe:01 7 /usr/lib/a.so"]), []);
+    }
+
+    /// Each look is at another moment.
+    #[test]
+    fn a_mapping_that_grows_between_two_looks_is_not_cut() {
+        let seen = Stretch { mappings: vec![span(0x20000, 0x24000)], end: Address(0x28000) };
+        let look = |lines: &[&str], at: Address| mappings(lines).into_iter().find(|mapping| mapping.span.end > at);
+        let above = "60000-70000 rw-p 00000000 00:00 0";
+        let grows = |at: Address| {
+            let end = if at < Address(0x24000) { 0x24000 } else { at.0 + 0x4000 };
+            let now = format!("20000-{:x} rw-p 00000000 00:00 0", end.min(0x30000));
+            Ok::<_, ()>(look(&[&now, above], at))
+        };
+        let whole = [Stretch { mappings: vec![span(0x20000, 0x30000)], end: Address(0x48000) }];
+        assert_eq!(seen.as_it_is(grows, Mapping::is_manageable).expect("no errors"), whole);
     }
 
     #[test]
