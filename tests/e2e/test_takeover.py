@@ -17,7 +17,9 @@ SECONDS = float(os.environ.get("SPILLWAY_TORTURE_SECONDS", "15"))
 SLACK_SECONDS = 45
 # README.md: a child just forked has nobody who outlives the pager, and what was mapped while there was none may not be moved as one.
 WITHIN = ["--without", "fork,fork_all,mremap_grow,mremap_shrink,mremap_fixed,mremap_dontunmap"]
-STALL_SECONDS = 2.0
+# Of three in four: where the host of a virtual machine takes the CPU away for a second, so long is what there is to see.
+STALL_SECONDS = 1.0
+STOLEN_SECONDS = 10.0
 # Of the quickest of a few: a busy machine makes any of them wait.
 PAUSE_MILLISECONDS = 100
 
@@ -229,4 +231,4 @@ def test_pagers_killed_again_and_again(processes, spillway, servers, torture, po
     assert json.loads(out.splitlines()[-1])["pages_verified"] > 10000
     print(f"{len(stalls)} pagers killed, longest without one {max(stalls) * 1e3:.0f} ms, taking over at most {max(took):.0f} ms")
     assert len(stalls) >= 5
-    assert max(stalls) < STALL_SECONDS
+    assert sorted(stalls)[len(stalls) * 3 // 4] < STALL_SECONDS and max(stalls) < STOLEN_SECONDS, stalls
