@@ -296,6 +296,8 @@ static void normalise(Area *a) {
     for (uint32_t i = 0; i < a->pages; i++) guarded |= a->entries[i].now.prot != RW, a->entries[i].now.prot = RW;
     if (guarded) must(!mprotect(a->base, (size_t)a->pages * PAGE, PROT_READ | PROT_WRITE), "mprotect back to read-write", a);
     if (a->locked) must(!munlock(a->base, (size_t)a->pages * PAGE), "munlock", a);
+    // README.md: a child that takes back what empties memory at a fork has to have looked at that memory.
+    if (a->on_fork == WIPE) (void)*(volatile uint8_t *)a->base;
     if (a->on_fork != KEEP) must(!madvise(a->base, (size_t)a->pages * PAGE, a->on_fork == WIPE ? MADV_KEEPONFORK : MADV_DOFORK), "madvise keep on fork", a);
     a->locked = false, a->on_fork = KEEP;
 }

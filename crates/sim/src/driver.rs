@@ -421,12 +421,15 @@ impl Driver {
 
     pub(crate) fn register(&mut self, kernel: &mut Kernel, id: TargetId, spans: &[Span]) -> Vec<Span> {
         let mut new = Vec::new();
-        for &span in spans {
-            let Some(target) = &self.targets[id.0 as usize] else { break };
-            if kernel.spaces[target.space].register(&range(span)) {
-                kernel.trace.note(kernel.now, || format!("pager registers {:?} of {}", range(span), target.space));
+        for &seen in spans {
+            let Some(space) = self.targets[id.0 as usize].as_ref().map(|target| target.space) else { break };
+            if kernel.spaces[space].register(&range(seen)) {
+                kernel.trace.note(kernel.now, || format!("pager registers {:?} of {space}", range(seen)));
                 self.point();
-                new.extend(self.core.add_region(id, span));
+                // As `PROCMAP_QUERY` tells: what went away since it was seen is no region.
+                for there in kernel.spaces[space].mapped(&range(seen)) {
+                    new.extend(self.core.add_region(id, span(&there)));
+                }
             }
         }
         new

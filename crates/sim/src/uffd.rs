@@ -180,6 +180,18 @@ impl Space {
         true
     }
 
+    /// What of `range` is mapped.
+    pub fn mapped(&self, range: &Range<usize>) -> Vec<Range<usize>> {
+        let mut found: Vec<Range<usize>> = Vec::new();
+        for at in range.clone().filter(|&at| self.slots[at].mapping.is_some()) {
+            match found.last_mut().filter(|last| last.end == at) {
+                Some(last) => last.end = at + 1,
+                None => found.push(at..at + 1),
+            }
+        }
+        found
+    }
+
     /// `UFFDIO_UNREGISTER`: waiting faults proceed.
     pub fn unregister(&mut self, range: &Range<usize>) {
         let mapped = self.slots[range.clone()].iter_mut().filter_map(|slot| slot.mapping.as_mut());
