@@ -54,7 +54,7 @@ typedef struct {
 } Area;
 typedef struct { const char *op; uint64_t number, extra; uint32_t area, lo, n; } Note;
 typedef struct {
-    uint64_t random, serial, number, verified, written, lost_to_free;
+    uint64_t random, serial, number, verified, written, lost_to_free, apart;
     uint64_t counts[OPS_MAX];
     uint32_t index, depth, used, areas_made;
     uint32_t family;                  // 0; of the k-th child of f: f * KIDS + 1 + k, which names its snapshot's place
@@ -419,6 +419,13 @@ static void resized(Thread *t, Area *a, uint8_t *base, uint32_t pages) {
     t->used += pages, t->used -= a->pages, a->pages = pages;
 }
 
+// Whether mremap has refused an area as several mappings that the program has mapped as one. README.md: now and then.
+static bool is_apart(Thread *t, Area *a, const void *outcome) {
+    if (outcome != MAP_FAILED || errno != EFAULT) return false;
+    a->fragmented = true;
+    return t->apart++, true;
+}
+
 // What mremap does, for areas that may be several mappings to the kernel.
 static void move_by_copy(Thread *t, Area *a, uint32_t pages) {
     uint8_t *base = map_pages(pages, 0);
@@ -450,9 +457,11 @@ static bool op_grow(Thread *t) {
         void *p = MAP_FAILED;
         if (!may_move) {
             p = mremap(a->base, (size_t)old * PAGE, (size_t)pages * PAGE, 0);
+            if (is_apart(t, a, p)) return true;
             must(p == a->base || (p == MAP_FAILED && errno == ENOMEM), "mremap in place", a);
         }
         if (p == MAP_FAILED) p = mremap(a->base, (size_t)old * PAGE, (size_t)pages * PAGE, MREMAP_MAYMOVE);
+        if (is_apart(t, a, p)) return true;
         must(p != MAP_FAILED, "mremap grow", a);
         resized(t, a, p, pages);
     }
@@ -490,7 +499,10 @@ static bool op_move_fixed(Thread *t) {
     }
     uint8_t *to = map_pages(pages, 0);
     for (uint32_t i = below(t, 8); i < pages; i += 1 + below(t, 16)) memset(to + (size_t)i * PAGE, 0xee, PAGE);
-    must(mremap(a->base, (size_t)a->pages * PAGE, (size_t)pages * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to, "mremap fixed", a);
+    void *at = mremap(a->base, (size_t)a->pages * PAGE, (size_t)pages * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, to);
+    // It may have unmapped what was there before it refused.
+    if (is_apart(t, a, at)) return munmap(to, (size_t)pages * PAGE), true;
+    must(at == to, "mremap fixed", a);
     resized(t, a, to, pages);
     t->tail[t->number % TAIL].extra = (uint64_t)(uintptr_t)to;
     if (chance(t, 2)) check_area(t, a);
@@ -504,6 +516,7 @@ static bool op_dontunmap(Thread *t) {
     note(t, "mremap dontunmap", a, 0, a->pages, 0);
     size_t bytes = (size_t)a->pages * PAGE;
     void *to = mremap(a->base, bytes, bytes, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, NULL);
+    if (is_apart(t, a, to)) return true;
     must(to != MAP_FAILED, "mremap dontunmap", a);
     open_area(t, b, to, a->pages);
     b->huge = a->huge;
@@ -1053,14 +1066,15 @@ int main(int argc, char **argv) {
             if (view->threads[i].areas[k].live) normalise(&view->threads[i].areas[k]);
     verify_view(self);
 
-    uint64_t verified = 0, written = 0, lost = 0, steps = 0;
+    uint64_t verified = 0, written = 0, lost = 0, apart = 0, steps = 0;
     for (uint32_t i = 0; i < threads_n; i++) {
         const Thread *t = &view->threads[i];
-        verified += t->verified, written += t->written, lost += t->lost_to_free, steps += t->number;
+        verified += t->verified, written += t->written, lost += t->lost_to_free, apart += t->apart, steps += t->number;
     }
     char line[2048];
     int n = snprintf(line, sizeof line, "{\"seed\":%" PRIu64 ",\"mib\":%u,\"threads\":%u,\"steps\":%" PRIu64 ",\"pages_verified\":%" PRIu64
-                     ",\"pages_written\":%" PRIu64 ",\"freed_pages_gone\":%" PRIu64 ",\"ops\":{", seed, mib, threads_n, steps, verified, written, lost);
+                     ",\"pages_written\":%" PRIu64 ",\"freed_pages_gone\":%" PRIu64 ",\"found_apart\":%" PRIu64 ",\"ops\":{", seed, mib, threads_n, steps, verified, written,
+                     lost, apart);
     for (int k = 0; k < OPS; k++) {
         uint64_t sum = 0;
         for (uint32_t i = 0; i < threads_n; i++) sum += view->threads[i].counts[k];
