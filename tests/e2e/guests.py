@@ -49,11 +49,12 @@ def libraries(program):
 
 
 class Image:
-    """An initial file system: busybox, `fill`, drivers, and with `ssh` a server that lets in whoever has the key."""
+    """An initial file system: busybox, `fill`, drivers; with `ssh` a server that lets in whoever has the key, and with `store`
+    memcached and a program that loads it, instead of `fill`."""
 
     USER = "root"
 
-    def __init__(self, directory, ssh=False):
+    def __init__(self, directory, ssh=False, store=False):
         self.root, self.archive, self.key = directory / "root", directory / "initramfs", directory / "key"
         for name in ("bin", "proc", "dev", "sys", "lib", "etc/dropbear", "root/.ssh"):
             (self.root / name).mkdir(parents=True)
@@ -64,29 +65,40 @@ class Image:
         shutil.copy(PROGRAMS / "guest/init", self.root / "init")
         for driver in drivers().values():
             shutil.copy(driver, self.root / "lib")
-        compile_fill = ["cc", "-O2", "-static", "-Wall", "-Wextra", "-o", self.root / "bin/fill", PROGRAMS / "guest/fill.c"]
-        subprocess.run(compile_fill, check=True, timeout=60)
+        program = "gets" if store else "fill"
+        compiled = ["cc", "-O2", "-static", "-Wall", "-Wextra", "-o", self.root / "bin" / program, PROGRAMS / f"guest/{program}.c"]
+        subprocess.run(compiled, check=True, timeout=60)
         if ssh:
             self._add_ssh()
+        if store:
+            self._add("memcached")
+            self._add_user()
         names = "\n".join(str(path.relative_to(self.root)) for path in sorted(self.root.rglob("*")))
         pack = [busybox, "cpio", "-o", "-H", "newc"]
         with open(self.archive, "wb") as out:
             subprocess.run(pack, input=names.encode(), stdout=out, stderr=subprocess.DEVNULL, cwd=self.root, check=True)
 
-    def _add_ssh(self):
-        server = pathlib.Path(shutil.which("dropbear"))
-        shutil.copy(server, self.root / "bin")
-        for library in libraries(server):
+    def _add(self, name):
+        """A program of this host, with its libraries."""
+        program = pathlib.Path(shutil.which(name))
+        shutil.copy(program, self.root / "bin")
+        for library in libraries(program):
             place = self.root / library.relative_to("/")
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(library, place)
+
+    def _add_user(self):
+        (self.root / "etc/passwd").write_text(f"{self.USER}:x:0:0::/root:/bin/sh\n")
+        (self.root / "etc/group").write_text("root:x:0:\n")
+
+    def _add_ssh(self):
+        self._add("dropbear")
         for key in (self.key, self.root / "etc/dropbear/key"):
             subprocess.run(["dropbearkey", "-t", "ed25519", "-f", key], capture_output=True, check=True, timeout=20)
         told = subprocess.run(["dropbearkey", "-y", "-f", self.key], capture_output=True, text=True, check=True, timeout=20).stdout
         public = next(line for line in told.splitlines() if line.startswith("ssh-"))
         (self.root / "root/.ssh/authorized_keys").write_text(public + "\n")
-        (self.root / "etc/passwd").write_text(f"{self.USER}:x:0:0::/root:/bin/sh\n")
-        (self.root / "etc/group").write_text("root:x:0:\n")
+        self._add_user()
         # It insists that nobody else could have written the key.
         for path in (self.root, self.root / "root", self.root / "root/.ssh", self.root / "root/.ssh/authorized_keys"):
             path.chmod(0o700)
@@ -130,13 +142,15 @@ class Cable(Network):
         return None
 
 
-def command(image, mib, fill, *arguments, drivers=(), address=None, before=()):
-    """The QEMU command of a guest of so many MiB that runs `fill` on its serial console, which is standard input and output."""
+def command(image, mib, fill, *arguments, drivers=(), address=None, store=None, before=()):
+    """The QEMU command of a guest of so many MiB that runs `fill` on its serial console, which is standard input and output; or
+    `gets`, with so many MiB in the memcached, where `store` tells it from others."""
     machine = ["-nodefaults", "-no-user-config", "-display", "none", "-serial", "stdio", "-no-reboot"]
     emulation = ["-accel", "tcg,tb-size=8", "-m", mib, "-kernel", kernel(), "-initrd", image.archive]
     # Some kernels fill memory with zeros before they give it to anyone, also to the balloon: that would touch all of it.
     words = f"console=ttyS0 quiet panic=-1 memhp_default_state=online init_on_alloc=0 fill={fill} drivers={','.join(drivers)}"
     words += f" address={address}/30" if address else ""
+    words += f" store={store}" if store else ""
     return [*before, shutil.which("qemu-system-x86_64"), *machine, *emulation, *arguments, "-append", words]
 
 

@@ -120,6 +120,20 @@ def test_faults_over_tcp_are_recorded(processes, spillway, tmp_path):
 
 
 @pytest.mark.limit(180)
+def test_guests_on_one_host_are_recorded(processes, spillway, tmp_path):
+    words = [REPOSITORY / "bench/consolidate", "--tiny", "--record", "tiny", "--into", tmp_path, "--spillway", spillway.path]
+    run = processes.start(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    out, err = run.communicate(timeout=170)
+    assert run.returncode == 0, err
+    assert out in (tmp_path / "tiny.md").read_text()
+    (only,) = json.loads((tmp_path / "tiny.json").read_text())["steps"]
+    # It has half of what it wants: nothing but a pool makes it fit.
+    assert only["Base"] is None and only["CBPS"]["does_not_fit"] and only["CBPS"]["saved_bytes"] > 0, only
+    assert all(only[name]["requests_s"] > 0 and only[name]["fetched_pages"] > 0 for name in ("DM", "DM-shares", "DM+CBPS")), only
+    assert "Base" not in out.split("```")[1] and "compared" in out, out
+
+
+@pytest.mark.limit(180)
 def test_papers_are_repeated_and_recorded(processes, spillway, tmp_path):
     words = [REPOSITORY / "bench/papers", "--tiny", "--rounds", 1, "--only", "near", "--record", "tiny", "--into", tmp_path]
     run = processes.start([*words, "--spillway", spillway.path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

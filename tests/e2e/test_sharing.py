@@ -4,38 +4,25 @@ import ctypes
 import json
 import pathlib
 
+import ksm as kernels
 import pytest
 from harness import MIB, eventually
 from mechanics import Program, refused
 from test_daemon import attach, daemon, fill  # noqa: F401
 from test_takeover import begin, end, nothing_of_ours
 
-KSM = pathlib.Path("/sys/kernel/mm/ksm")
 # Pages of the programs' pattern that are not all zeros: those are never stored.
 NONZERO = 7 / 8
 SET_MEMORY_MERGE = 67
 
 
-def set_knobs(values):
-    for knob, value in values.items():
-        (KSM / knob).write_text(value)
-
-
 @pytest.fixture
 def ksm():
     """The kernel's merging thread at work, and quick; `ksm(knob=value)` changes it. What was set before is set again."""
-    if not (KSM / "run").exists():
+    if not kernels.is_there():
         pytest.skip("this kernel merges no pages")
-    quick = {"advisor_mode": "none", "pages_to_scan": "2000", "sleep_millisecs": "10", "smart_scan": "0", "run": "1"}
-    quick = {knob: value for knob, value in quick.items() if (KSM / knob).exists()}
-    before = {knob: (KSM / knob).read_text().strip() for knob in quick}
-    if "advisor_mode" in before:
-        before["advisor_mode"] = before["advisor_mode"].partition("[")[2].partition("]")[0]
-    try:
-        set_knobs(quick)
-        yield lambda **knobs: set_knobs({knob: str(value) for knob, value in knobs.items()})
-    finally:
-        set_knobs(before)
+    with kernels.at_work(pages_to_scan=2000, sleep_millisecs=10, smart_scan=0):
+        yield kernels.set_knobs
 
 
 def merging(pid):

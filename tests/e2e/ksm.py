@@ -1,0 +1,33 @@
+"""The kernel's thread that merges equal pages, as tests and measurements have it."""
+
+import contextlib
+import pathlib
+
+KSM = pathlib.Path("/sys/kernel/mm/ksm")
+
+
+def is_there():
+    return (KSM / "run").exists()
+
+
+def set_knobs(**values):
+    for knob, value in values.items():
+        (KSM / knob).write_text(str(value))
+
+
+def counter(name):
+    return int((KSM / name).read_text())
+
+
+@contextlib.contextmanager
+def at_work(**knobs):
+    """It merges, with these settings where the kernel has them; what was set before is set again."""
+    wanted = {knob: value for knob, value in {"advisor_mode": "none", **knobs, "run": 1}.items() if (KSM / knob).exists()}
+    before = {knob: (KSM / knob).read_text().strip() for knob in wanted}
+    if "advisor_mode" in before:
+        before["advisor_mode"] = before["advisor_mode"].partition("[")[2].partition("]")[0]
+    try:
+        set_knobs(**wanted)
+        yield
+    finally:
+        set_knobs(**before)
