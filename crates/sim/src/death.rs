@@ -155,7 +155,7 @@ impl Driver {
         let Some(batch) = self.batches.get(&id).cloned() else { return };
         let target = self.targets[id.0 as usize].as_mut().expect("its capture was taken up");
         target.buffers.drain(..).for_each(|buffer| self.core.return_buffer(buffer));
-        let again = !batch.collected || self.is(Mutation::CollectTwice);
+        let again = !batch.collected;
         let mut staged = Vec::new();
         for (run, moved) in batch.runs.iter().zip(batch.outcomes.iter().flatten()) {
             for (n, &value) in (0..run.pages).zip(&moved.values) {

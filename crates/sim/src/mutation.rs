@@ -82,13 +82,11 @@ pub enum Mutation {
     ForgetWake,
     /// Drops the record of a capture before its pages are in their buffers.
     ReadTooEarly,
-    /// Takes pages for moved out that have come back since.
-    CollectTwice,
 }
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 40] = [
+    pub const ALL: [Self; 39] = [
         Self::ReadDuringCapture,
         Self::ServeBeforeChanges,
         Self::CaptureRemoving,
@@ -128,6 +126,5 @@ impl Mutation {
         Self::ApplyTwice,
         Self::ForgetWake,
         Self::ReadTooEarly,
-        Self::CollectTwice,
     ];
 }

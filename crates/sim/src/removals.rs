@@ -65,12 +65,16 @@ impl Driver {
 
     /// A scan saw these pages resident.
     pub(crate) fn found(&mut self, target: TargetId, spans: &[Span]) {
-        self.excused = true;
-        let trusting = self.is(Mutation::TrustScan);
         if let Some(target) = self.targets[target.0 as usize].as_mut().filter(|target| target.doubtful) {
             target.doubtful = false;
             target.doubts = spans.iter().flat_map(|&span| range(span)).collect();
         }
+        self.are_there(target, spans);
+    }
+
+    fn are_there(&mut self, target: TargetId, spans: &[Span]) {
+        self.excused = true;
+        let trusting = self.is(Mutation::TrustScan);
         for at in spans.iter().flat_map(|&span| range(span)) {
             let page = at..at + 1;
             match self.outstanding.last_of(target, &page).filter(|_| !trusting) {
@@ -114,6 +118,6 @@ impl Driver {
             }
         }
         let seen: Vec<Span> = seen.iter().map(span).collect();
-        self.found(target, &seen);
+        self.are_there(target, &seen);
     }
 }

@@ -2,7 +2,7 @@
 
 use spillway_sim::{DEATHS, DEATHS_AFAR, run_many};
 
-const SEEDS: u64 = 1000;
+const SEEDS: u64 = 3400;
 const STEPS: u64 = 4000;
 
 #[test]
