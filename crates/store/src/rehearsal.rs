@@ -15,7 +15,7 @@ use crate::remote::ledger::Ledger;
 use crate::remote::names::Names;
 use crate::remote::protocol::{Greeting, Item, Name, Parcel, Protocol};
 use crate::tcp::Tcp;
-use crate::vault::{Slabs, Vault};
+use crate::vault::{Slabs, Use, Vault};
 
 /// What of a server's bytes was understood.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub fn ledger(bytes: &[u8], notes: usize) -> Option<(usize, usize)> {
     let mut made = VAULT.lock().unwrap_or_else(PoisonError::into_inner);
     let (vault, head, entries) = made.get_or_insert_with(|| {
         let vault = Vault::create().expect("there is memory");
-        let entries = Slabs::new(vault.clone(), 0).take().expect("there is room");
+        let entries = Slabs::new(&vault, Use::SLOTS).take().expect("there is room");
         (vault.clone(), vault.notes().expect("there is room"), entries)
     });
     let mut words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));

@@ -70,7 +70,7 @@ fn what_makes_no_sense_is_not_kept() {
     let handles: Vec<Handle> = (0..100).map(|n| stored(pool.put(&page(n), None).unwrap())).collect();
     std::mem::forget(pool);
     let vault = again(&vault);
-    let (slabs, _) = vault.slabs();
+    let (slabs, _) = vault.slabs(Use::SLOTS);
     let word = |handle: Handle, at: usize| &slabs[0][(handle.bits() as usize - 1) * 3 + at];
     // In no segment; beyond a segment; between two objects; another's place; too long for its object.
     word(handles[0], 1).store(77 << 32, Relaxed);
