@@ -14,9 +14,9 @@
 #[cfg(test)]
 use super::Mutation;
 use super::members::Members;
-use super::table::{Pages, Rows};
+use super::table::{Pages, Rows, State, use_of_pages, use_of_rows};
 use super::{Shape, Stripes};
-use crate::vault::Vault;
+use crate::vault::{Use, Vault};
 use crate::{Handle, Inheritance};
 
 /// The pages and rows that another process has left in the vault. No page has a reference yet.
@@ -107,4 +107,40 @@ impl Inheritance for Stripes {
         core.look_by(now);
         members.wake_at(core.next_look);
     }
+}
+
+/// What rows and pages are kept in.
+pub(crate) fn uses(shape: Shape) -> [Use; 2] {
+    [use_of_rows(shape.width()), use_of_pages()]
+}
+
+/// Takes over what the vault has, with every second page referred to and every second chunk there; how many pages and rows that
+/// leaves. What the fuzz target for it calls.
+pub(crate) fn rehearse(shape: Shape, vault: &Vault) -> (usize, usize) {
+    let (mut pages, mut rows) = find(shape, vault);
+    let counted: Vec<Handle> = (0..pages.len()).step_by(2).map(|nth| pages.nth(nth)).collect();
+    let counted: Vec<Handle> = counted.into_iter().filter(|handle| pages.has(*handle)).collect();
+    counted.iter().for_each(|handle| pages.count(*handle));
+    settle(&mut pages, &mut rows, shape, |chunk| chunk.bits().is_multiple_of(2));
+    let written = |rows: &Rows| (0..).take(rows.len()).filter(|row| rows.is_written(*row)).collect::<Vec<u32>>();
+    let left = written(&rows);
+    let lives: u32 = left.iter().map(|row| rows.live(*row).count_ones()).sum();
+    assert_eq!(lives as usize, counted.len(), "each page lives at a place of its own");
+    let chunks = left.iter().flat_map(|row| shape.positions().filter_map(|at| rows.chunk(*row, at)));
+    assert!(chunks.into_iter().all(|chunk| chunk.bits().is_multiple_of(2)), "no row has a chunk that is not there");
+    for _ in 0..4 {
+        let (page, row) = (pages.insert().expect("there is room"), rows.insert().expect("there is room"));
+        assert!(!counted.contains(&page) && !left.contains(&row), "it is taken");
+        assert!(shape.positions().all(|at| rows.chunk(row, at).is_none()), "a new row has no chunks");
+    }
+    for handle in &counted {
+        let State::Kept(place, None) = pages.held(*handle) else { panic!("it was kept") };
+        if rows.hole(place) == 0 {
+            rows.remove(place.row);
+        }
+        assert!(pages.release(*handle), "it had one reference");
+        pages.remove(*handle);
+    }
+    assert!(written(&rows).is_empty(), "a row without pages goes");
+    (counted.len(), left.len())
 }

@@ -58,17 +58,26 @@ fn at(handle: Handle) -> u32 {
     handle.bits() - 1
 }
 
+/// What pages are kept in, where that outlives this process.
+pub(super) fn use_of_pages() -> Use {
+    Use::striped_pages(segment_words(PAGE_HALVES))
+}
+
+/// The same for rows of so many chunks.
+pub(super) fn use_of_rows(width: usize) -> Use {
+    Use::rows(segment_words(width + 1))
+}
+
 impl Pages {
     /// None; what comes is in the vault, if there is one.
     pub(super) fn new(vault: Option<&Vault>) -> Self {
-        let of = vault.map(|vault| (vault, Use::striped_pages(segment_words(PAGE_HALVES))));
+        let of = vault.map(|vault| (vault, use_of_pages()));
         Self { table: Table::new(PAGE_HALVES, PAGES_MAX, of), references: 0 }
     }
 
     /// What another process has left, to be gone through ([`Pages::take`]).
     pub(super) fn found(vault: &Vault) -> Self {
-        let of = (vault, Use::striped_pages(segment_words(PAGE_HALVES)));
-        Self { table: Table::found(PAGE_HALVES, PAGES_MAX, of), references: 0 }
+        Self { table: Table::found(PAGE_HALVES, PAGES_MAX, (vault, use_of_pages())), references: 0 }
     }
 
     /// The place that was found for a page, if it had one. No one refers to it as yet; nor does anything else become of it.
@@ -235,14 +244,13 @@ pub(super) struct Rows {
 impl Rows {
     /// For rows of so many chunks; in the vault, if there is one.
     pub(super) fn new(width: usize, vault: Option<&Vault>) -> Self {
-        let of = vault.map(|vault| (vault, Use::rows(segment_words(width + 1))));
+        let of = vault.map(|vault| (vault, use_of_rows(width)));
         Self { table: Table::new(width + 1, ROWS_MAX, of), width }
     }
 
     /// What another process has left, to be gone through ([`Rows::take`]).
     pub(super) fn found(width: usize, vault: &Vault) -> Self {
-        let of = (vault, Use::rows(segment_words(width + 1)));
-        Self { table: Table::found(width + 1, ROWS_MAX, of), width }
+        Self { table: Table::found(width + 1, ROWS_MAX, (vault, use_of_rows(width))), width }
     }
 
     /// Whether a row that was found was written: it has no pages as yet. Otherwise it is free.

@@ -101,7 +101,7 @@ impl Model {
     fn take_over(&mut self) {
         let members = Box::new(Simulated(Arc::clone(&self.world)));
         let stripes = Stripes::take_over(members, self.setting.shape, &self.vault);
-        std::mem::forget(std::mem::replace(&mut self.stripes, stripes));
+        self.stripes = stripes;
         self.prepare();
         for at in 0..self.table.len() {
             let Some(entry) = self.table[at] else { continue };
