@@ -114,3 +114,25 @@ fn sheets_are_found_with_their_numbers() {
     assert_eq!(found.len(), 1);
     assert_eq!((found[0].number.load(Relaxed), found[0].entries[511].load(Relaxed)), (5, 6));
 }
+
+#[test]
+fn slabs_are_found_as_far_as_they_were_given_out() {
+    let vault = Vault::create_for(12).unwrap();
+    // Two in an extent.
+    let of = Use::rows(100_000);
+    let mut slabs = Slabs::new(&vault, of);
+    for n in 1..=3 {
+        slabs.take().unwrap()[99_999].store(n, Relaxed);
+    }
+    let last = |slabs: &[&'static [AtomicU64]]| slabs.iter().map(|slab| slab[99_999].load(Relaxed)).collect::<Vec<_>>();
+    let (found, mut more) = again(&vault).slabs(of);
+    assert_eq!(last(&found), [1, 2, 3]);
+    assert!(vault.slabs(Use::striped_pages(100_000)).0.is_empty(), "those are something else");
+    more.take().unwrap()[99_999].store(4, Relaxed);
+    more.take().unwrap()[99_999].store(5, Relaxed);
+    let (found, _) = vault.slabs(of);
+    assert_eq!(last(&found), [1, 2, 3, 4, 5]);
+    // Where nobody has said how many, all count.
+    (FIXED..12).for_each(|extent| vault.record(extent)[1].store(0, Relaxed));
+    assert_eq!(last(&vault.slabs(of).0), [1, 2, 3, 4, 5, 0]);
+}
