@@ -120,16 +120,19 @@ pub fn take_over(url: &str, vault: &Vault) -> Result<Option<TakenOver>, OpenErro
     let store = match url {
         Url::Memcached(cache) => {
             let memcached = || Memcached::new(names(&cache), cache.compression, cache.lossy);
-            connect_again(left, cache.settings, cache.stripes, None, memcached, vault)?
+            let remote = connect_again(left, cache.settings, cache.stripes, None, memcached, vault)?;
+            inherit(remote, cache.stripes, vault)
         }
         Url::Redis(cache) => {
             let redis = || Redis::new(names(&cache), cache.password.clone(), cache.compression, cache.lossy);
-            connect_again(left, cache.settings, cache.stripes, None, redis, vault)?
+            let remote = connect_again(left, cache.settings, cache.stripes, None, redis, vault)?;
+            inherit(remote, cache.stripes, vault)
         }
         Url::Tcp(Tcp { token_file, tls, stripes, settings, .. })
         | Url::Etcd(Etcd { tcp: Tcp { token_file, tls, stripes, settings, .. }, .. }) => {
             let token = token_file.as_deref().map(read_token).transpose()?.unwrap_or_default();
-            connect_again(left, settings, stripes, tls.as_ref(), || tcp::Tcp::new(token.clone()), vault)?
+            let speak = || tcp::Tcp::new(token.clone());
+            inherit(connect_again(left, settings, stripes, tls.as_ref(), speak, vault)?, stripes, vault)
         }
         Url::Local(_) | Url::File(_) | Url::Emulated(_) => return Ok(None),
     };
@@ -153,7 +156,7 @@ fn connect_again<P: Protocol>(
     tls: Option<&Tls>,
     speak: impl Fn() -> P,
     vault: &Vault,
-) -> Result<Box<dyn Inheritance>, OpenError> {
+) -> Result<Remote<P>, OpenError> {
     let tls = tls.map(Tls::read).transpose()?;
     let resume = |note: Note| {
         let unknown = || OpenError {
@@ -168,11 +171,15 @@ fn connect_again<P: Protocol>(
     };
     let servers = notes.into_iter().map(resume).collect::<Result<_, OpenError>>()?;
     let spare = stripes.map_or(0, |shape| shape.parity);
-    let remote = Remote::take_over(ledger, servers, settings, spare, vault)?;
-    Ok(match stripes {
+    Remote::take_over(ledger, servers, settings, spare, vault)
+}
+
+/// The pool that these servers were.
+fn inherit<P: Protocol>(remote: Remote<P>, stripes: Option<Shape>, vault: &Vault) -> Box<dyn Inheritance> {
+    match stripes {
         None => Box::new(remote),
         Some(shape) => Box::new(Stripes::take_over(Box::new(remote.into_members()), shape, vault)),
-    })
+    }
 }
 
 fn connect<P: Protocol>(
