@@ -46,6 +46,8 @@ pub(crate) const REFS_MAX: u32 = u32::MAX / 2;
 /// References at which the count sticks: only `share` leads here, four billion times, and as it is then unknown how
 /// many there are, the page is kept for good.
 pub(crate) const REFS_STUCK: u32 = u32::MAX;
+/// Of a slot that was found, beside what was counted so far: whoever counts may be killed, and then it is found again.
+const REFS_FOUND: u32 = 1 << 31;
 
 /// One stored page.
 #[derive(Clone, Copy, Debug, Default)]
@@ -111,7 +113,7 @@ impl Slots {
         for handle in (1..=count).rev().filter_map(Handle::from_bits) {
             let slot = slots.raw(handle);
             if slot.refs > 0 && is_good(handle, slot) {
-                slots.set(handle, Slot { refs: 0, ..slot });
+                slots.set(handle, Slot { refs: REFS_FOUND, ..slot });
                 slots.found.push(handle);
             } else {
                 slots.set(handle, Slot::vacant(slots.free));
@@ -139,10 +141,14 @@ impl Slots {
         let mut dropped = Vec::new();
         for handle in std::mem::take(&mut self.found) {
             let slot = self.raw(handle);
-            if slot.refs == 0 {
-                self.set(handle, Slot::vacant(self.free));
-                self.free = handle.bits();
-                dropped.push((handle, slot));
+            match slot.refs {
+                REFS_FOUND => {
+                    self.set(handle, Slot::vacant(self.free));
+                    self.free = handle.bits();
+                    dropped.push((handle, slot));
+                }
+                REFS_STUCK => {}
+                counted => self.set(handle, Slot { refs: counted - REFS_FOUND, ..slot }),
             }
         }
         dropped

@@ -40,6 +40,12 @@ fn a_pool_is_found_with_every_page_that_is_named() {
     std::mem::forget(pool);
 
     let vault = again(&vault);
+    // Who takes over may be killed as well, before it has counted all.
+    for counted in [0, 1000] {
+        let (mut pool, _refill) = Local::take_over(Config::default(), &vault);
+        handles[..counted].iter().for_each(|&handle| pool.count(handle));
+        std::mem::forget(pool);
+    }
     let (mut pool, _refill) = Local::take_over(Config::default(), &vault);
     // Every second reference was given up without anyone being told.
     let kept = || handles.iter().step_by(2).copied();
