@@ -16,6 +16,7 @@ pub mod memcached_answers;
 pub mod pool_url;
 pub mod proc_files;
 pub mod redis_answers;
+pub mod rows;
 pub mod server_connection;
 pub mod settings;
 pub mod size;

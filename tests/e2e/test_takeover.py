@@ -12,6 +12,7 @@ import time
 import pytest
 from harness import eventually
 from mechanics import Program, refused
+from test_stripes import anew, pool_of, protection, rebuilt
 
 SECONDS = float(os.environ.get("SPILLWAY_TORTURE_SECONDS", "15"))
 SLACK_SECONDS = 45
@@ -70,16 +71,29 @@ def end(pager):
     pager.wait(5)
 
 
+# Pools on other hosts: the scheme, how many servers, and what else to say.
+KINDS = {
+    "tcp": ("tcp", 2, ""),
+    "memcached": ("memcached", 1, ""),
+    "redis": ("redis", 1, ""),
+    "parity": ("tcp", 5, "?data=4&parity=1"),
+    "parity2": ("tcp", 5, "?data=3&parity=2"),
+    "copies": ("tcp", 3, "?replicas=2"),
+    "memcached-parity": ("memcached", 3, "?data=2&parity=1"),
+    "redis-copies": ("redis", 2, "?replicas=2"),
+}
+
+
 def url_of(servers, kind):
     """A pool of this kind, with servers of its own."""
     if kind == "local":
         return "local:"
-    if kind == "tcp":
-        return f"tcp://{servers.spillway().address},{servers.spillway().address}"
-    return f"{kind}://{(servers.memcached('-M') if kind == 'memcached' else servers.redis()).address}"
+    kind, count, parameters = KINDS[kind]
+    start = {"tcp": servers.spillway, "memcached": lambda: servers.memcached("-M"), "redis": servers.redis}[kind]
+    return f"{kind}://{','.join(start().address for _ in range(count))}{parameters}"
 
 
-@pytest.mark.parametrize("pool", ["tcp", "memcached", "redis"])
+@pytest.mark.parametrize("pool", KINDS)
 def test_pages_at_servers_are_taken_over(processes, spillway, servers, fill, pool):
     target = Program(processes, [fill, 64]).ready()
     url = url_of(servers, pool)
@@ -99,13 +113,13 @@ def test_pages_at_servers_are_taken_over(processes, spillway, servers, fill, poo
     assert pager.wait(10) == 0
     nothing_of_ours(target.pid)
     target.ask("verify")
-    if pool == "memcached":
+    if "memcached" in pool:
         # Nobody else frees what is left there. The last pager takes two seconds for it at most.
-        host, port = url.removeprefix("memcached://").split(":")
-        with socket.create_connection((host, int(port)), 5) as cache:
-            cache.sendall(b"stats\r\n")
-            said = cache.recv(1 << 16).decode()
-        assert int(re.search(r"STAT curr_items (\d+)", said)[1]) < (64 << 20) // 4096 // 100, said
+        for host, port in re.findall(r"([0-9.]+):(\d+)", url):
+            with socket.create_connection((host, int(port)), 5) as cache:
+                cache.sendall(b"stats\r\n")
+                said = cache.recv(1 << 16).decode()
+            assert int(re.search(r"STAT curr_items (\d+)", said)[1]) < (64 << 20) // 4096 // 100, said
 
 
 def test_a_server_that_has_forgotten_is_no_server_of_zeros(processes, spillway, servers, fill):
@@ -138,6 +152,48 @@ def test_servers_that_are_away_when_a_pager_takes_over(processes, spillway, serv
     assert target.lines.empty(), "half of the pages are at the server that is away"
     first.send(signal.SIGCONT)
     assert target.line().startswith("OK")
+
+
+def test_servers_and_pagers_are_killed_by_turns(processes, spillway, servers, fill):
+    members, url = pool_of(servers, 4, "data=2&parity=1&deadline=2s")
+    target = Program(processes, [fill, 48]).ready()
+    pager, _ = begin(processes, spillway, target.pid, "--local", "8M", "--pool", url)
+    spillway.settled(target.pid)
+    for turn, member in enumerate(members[:2]):
+        # Both at once: what the server had is made out of others by a pager that never knew it.
+        member.kill()
+        end(pager)
+        began = time.monotonic()
+        pager, line = begin(processes, spillway, target.pid)
+        print(f"{line} {time.monotonic() - began:.2f} s")
+        target.ask("verify")
+        target.ask("rewrite")
+        anew(servers, members, turn)
+        rebuilt(spillway, target, 200)
+        # What is rebuilt by one is known to the next.
+        end(pager)
+        pager, _ = begin(processes, spillway, target.pid)
+        target.ask("verify")
+        assert protection(spillway, target)["lost_pages"] == 0
+    spillway.detach(target.pid)
+    assert pager.wait(10) == 0
+    nothing_of_ours(target.pid)
+    target.ask("verify")
+
+
+def test_more_servers_forget_than_there_is_parity_for(processes, spillway, servers, fill):
+    members, url = pool_of(servers, 3, "data=2&parity=1&deadline=2s")
+    target = Program(processes, [fill, 48]).ready()
+    pager, _ = begin(processes, spillway, target.pid, "--local", "8M", "--pool", url)
+    spillway.settled(target.pid)
+    end(pager)
+    for at in (0, 2):
+        members[at].kill()
+        anew(servers, members, at)
+    pager, _ = begin(processes, spillway, target.pid)
+    target.tell("verify")
+    assert target.status() == -signal.SIGBUS, "what is lost is no page of zeros"
+    assert pager.wait(10) == 0
 
 
 def test_a_stopped_target_resumes(processes, spillway, fill):
@@ -197,7 +253,9 @@ def test_upgrade_hands_over_while_the_target_runs(processes, spillway, fill, tor
 
 @pytest.mark.limit(int(SECONDS + SLACK_SECONDS + 20))
 @pytest.mark.parametrize(
-    ("pool", "workers"), [("local", 1), ("local", 3), ("tcp", 3), ("memcached", 2), ("redis", 2)], ids=lambda it: str(it)
+    ("pool", "workers"),
+    [("local", 1), ("local", 3), ("tcp", 3), ("memcached", 2), ("redis", 2), ("parity", 3), ("parity2", 1), ("copies", 2)],
+    ids=lambda it: str(it),
 )
 def test_pagers_killed_again_and_again(processes, spillway, servers, torture, pool, workers):
     seed = int(os.environ.get("SPILLWAY_TORTURE_SEED", "0")) or int(time.time() * 1000) + workers

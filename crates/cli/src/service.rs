@@ -279,8 +279,7 @@ impl<P: Paging> Service<P> {
             return Err("this pager is letting its processes go".into());
         }
         if !self.pager.can_be_outlived() {
-            let why =
-                "its pool is one that ends with it (with parity or copies, or a file), or a child was just forked";
+            let why = "its pool is one that ends with it (a file, or one that is slow or faulty on purpose), or a child was just forked";
             return Err(format!("no other pager can take over from this one: {why}"));
         }
         Ok(())

@@ -42,6 +42,7 @@ fn each_target_is_run_here() {
         "pool_url",
         "proc_files",
         "redis_answers",
+        "rows",
         "server_connection",
         "settings",
         "size",
@@ -92,6 +93,11 @@ fn handed() {
 #[test]
 fn ledger() {
     over_seeds("ledger", checks::ledger::check);
+}
+
+#[test]
+fn rows() {
+    over_seeds("rows", checks::rows::check);
 }
 
 #[test]

@@ -14,8 +14,9 @@ use crate::remote::handles::{Handles, Slot};
 use crate::remote::ledger::Ledger;
 use crate::remote::names::Names;
 use crate::remote::protocol::{Greeting, Item, Name, Parcel, Protocol};
+use crate::stripe::{Shape, inherit};
 use crate::tcp::Tcp;
-use crate::vault::{Slabs, Vault};
+use crate::vault::{Slabs, Use, Vault};
 
 /// What of a server's bytes was understood.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,7 +58,7 @@ pub fn ledger(bytes: &[u8], notes: usize) -> Option<(usize, usize)> {
     let mut made = VAULT.lock().unwrap_or_else(PoisonError::into_inner);
     let (vault, head, entries) = made.get_or_insert_with(|| {
         let vault = Vault::create().expect("there is memory");
-        let entries = Slabs::new(vault.clone(), 0).take().expect("there is room");
+        let entries = Slabs::new(&vault, Use::SLOTS).take().expect("there is room");
         (vault.clone(), vault.notes().expect("there is room"), entries)
     });
     let mut words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
@@ -76,6 +77,25 @@ pub fn ledger(bytes: &[u8], notes: usize) -> Option<(usize, usize)> {
     }
     left.iter().for_each(|handle| handles.recycle(*handle));
     Some((left.len(), servers.len()))
+}
+
+/// A dead pager has left `bytes` of its groups, of four pages and two pieces of parity: `rows` words of these, and then pages. How many
+/// pages and groups are taken over.
+#[must_use]
+pub fn rows(bytes: &[u8], rows: usize) -> (usize, usize) {
+    static VAULT: Mutex<Option<(Vault, Words, Words)>> = Mutex::new(None);
+    let mut made = VAULT.lock().unwrap_or_else(PoisonError::into_inner);
+    let shape = Shape { data: 4, parity: 2 };
+    let (vault, groups, pages) = made.get_or_insert_with(|| {
+        let vault = Vault::create_for(10).expect("there is memory");
+        let [groups, pages] = inherit::uses(shape).map(|of| Slabs::new(&vault, of).take().expect("there is room"));
+        (vault, groups, pages)
+    });
+    let mut words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
+    groups.iter().chain(pages.iter()).for_each(|place| place.store(0, Relaxed));
+    let places = groups[..rows.min(groups.len())].iter().chain(pages.iter());
+    places.zip(&mut words).for_each(|(place, word)| place.store(word, Relaxed));
+    inherit::rehearse(shape, vault)
 }
 
 fn play<P: Protocol>(protocol: &mut P, bytes: &[u8], greeting: bool) -> Understood {

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use crate::arena::Place;
-use crate::vault::{Slabs, Vault};
+use crate::vault::{Slabs, Use, Vault};
 use crate::{HANDLE_BITS, Handle};
 
 /// Slots in a slab. Small, as whoever needs a new one waits while its 6 KiB are page-faulted and chained up.
@@ -22,6 +22,12 @@ enum Slab {
     Own(Box<[AtomicU64; SLAB_WORDS]>),
     /// In memory that outlives this process.
     Lasting(&'static [AtomicU64; SLAB_WORDS]),
+}
+
+impl Slab {
+    fn lasting(words: &'static [AtomicU64]) -> Self {
+        Self::Lasting(words.try_into().expect("a slab of words"))
+    }
 }
 
 impl Deref for Slab {
@@ -40,6 +46,8 @@ pub(crate) const REFS_MAX: u32 = u32::MAX / 2;
 /// References at which the count sticks: only `share` leads here, four billion times, and as it is then unknown how
 /// many there are, the page is kept for good.
 pub(crate) const REFS_STUCK: u32 = u32::MAX;
+/// Of a slot that was found, beside what was counted so far: whoever counts may be killed, and then it is found again.
+const REFS_FOUND: u32 = 1 << 31;
 
 /// One stored page.
 #[derive(Clone, Copy, Debug, Default)]
@@ -92,20 +100,20 @@ pub(crate) struct Slots {
 impl Slots {
     /// No slots, in memory that outlives this process.
     pub(crate) fn lasting(vault: &Vault) -> Self {
-        Self { source: Some(Slabs::new(vault.clone(), 0)), ..Self::default() }
+        Self { source: Some(Slabs::new(vault, Use::SLOTS)), ..Self::default() }
     }
 
     /// Slots that were found, each with its handle, unless it is free. Those for which `is_good` is false are free from now on;
     /// the others have no references yet ([`Slots::count`]).
     pub(crate) fn take_over(vault: &Vault, mut is_good: impl FnMut(Handle, Slot) -> bool) -> Self {
-        let (found, runs) = vault.slabs();
-        let slabs = found.into_iter().map(Slab::Lasting).collect();
-        let mut slots = Self { slabs, source: Some(Slabs::new(vault.clone(), runs)), ..Self::default() };
+        let (found, source) = vault.slabs(Use::SLOTS);
+        let slabs = found.into_iter().map(Slab::lasting).collect();
+        let mut slots = Self { slabs, source: Some(source), ..Self::default() };
         let count = u32::try_from(slots.slabs.len()).unwrap_or(u32::MAX).saturating_mul(SLAB_SLOTS);
         for handle in (1..=count).rev().filter_map(Handle::from_bits) {
             let slot = slots.raw(handle);
             if slot.refs > 0 && is_good(handle, slot) {
-                slots.set(handle, Slot { refs: 0, ..slot });
+                slots.set(handle, Slot { refs: REFS_FOUND, ..slot });
                 slots.found.push(handle);
             } else {
                 slots.set(handle, Slot::vacant(slots.free));
@@ -133,10 +141,14 @@ impl Slots {
         let mut dropped = Vec::new();
         for handle in std::mem::take(&mut self.found) {
             let slot = self.raw(handle);
-            if slot.refs == 0 {
-                self.set(handle, Slot::vacant(self.free));
-                self.free = handle.bits();
-                dropped.push((handle, slot));
+            match slot.refs {
+                REFS_FOUND => {
+                    self.set(handle, Slot::vacant(self.free));
+                    self.free = handle.bits();
+                    dropped.push((handle, slot));
+                }
+                REFS_STUCK => {}
+                counted => self.set(handle, Slot { refs: counted - REFS_FOUND, ..slot }),
             }
         }
         dropped
@@ -233,7 +245,7 @@ impl Slots {
             return None;
         }
         self.slabs.push(match &mut self.source {
-            Some(source) => Slab::Lasting(source.take()?),
+            Some(source) => Slab::lasting(source.take()?),
             None => Slab::Own(Box::new([const { AtomicU64::new(0) }; SLAB_WORDS])),
         });
         for handle in (first..=last).filter_map(Handle::from_bits) {

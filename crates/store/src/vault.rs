@@ -7,7 +7,7 @@
 //! ```text
 //! head (2 MiB)    mark, sizes; the secret; what only the pager writes ([`Vault::private`])
 //! directory       64 bytes an extent
-//! extents         buffers (2), book (4), then sheets, slots, segments, or notes on servers, as they are needed
+//! extents         buffers (2), book (4), then sheets, slots, segments, notes on servers, or rows with parity, as they are needed
 //! ```
 //!
 //! A target could write to the file if it went to great lengths. What it can gain by that is a wrong answer to itself: all that is read
@@ -27,8 +27,10 @@ use spillway_core::{PAGE_BYTES, Page};
 
 use crate::hash::SECRET_BYTES;
 use crate::segment::SEGMENT_BYTES;
-use crate::slots::SLAB_WORDS;
 use crate::sys::shared::{Area, Shared};
+
+mod slabs;
+pub(crate) use slabs::{Slabs, Use};
 
 /// The name of the file: how it is recognised.
 pub const NAME: &str = "spillway-vault";
@@ -55,7 +57,6 @@ const EXTENTS_MAX: usize = 1 << 25;
 
 /// A sheet's entries take a page; the first page of an extent has the numbers.
 const SHEETS: usize = EXTENT / PAGE_BYTES - 1;
-const SLABS: usize = EXTENT / (SLAB_WORDS * 8);
 const _: () = assert!(CHUNK_PAGES * 8 == PAGE_BYTES);
 
 /// What an extent is for, in its first word; the number of a run of slabs is above it.
@@ -64,6 +65,8 @@ const SHEET_EXTENT: u64 = 1;
 const SLAB_EXTENT: u64 = 2;
 const SEGMENT_EXTENT: u64 = 3;
 const NOTES_EXTENT: u64 = 4;
+const STRIPED_PAGES_EXTENT: u64 = 5;
+const ROWS_EXTENT: u64 = 6;
 const KIND: u64 = 0xff;
 
 /// Why a file cannot be taken over.
@@ -124,7 +127,7 @@ impl Vault {
         Self::create_for(bytes / EXTENT + SPARE_EXTENTS)
     }
 
-    fn create_for(extents: usize) -> io::Result<Self> {
+    pub(crate) fn create_for(extents: usize) -> io::Result<Self> {
         let extents = extents.min(EXTENTS_MAX);
         let shared = Shared::create(NAME, data_at(extents) + extents * EXTENT)?;
         let vault = Self::of(shared, extents);
@@ -230,29 +233,6 @@ impl Vault {
         Some(self.0.shared.words(self.start(extent), EXTENT / 8))
     }
 
-    /// Runs of slabs, in order.
-    fn runs(&self) -> Vec<usize> {
-        let kept = (FIXED..self.0.extents).filter(|&extent| self.kind(extent) == SLAB_EXTENT);
-        let mut runs: Vec<(u64, usize)> =
-            kept.map(|extent| (self.record(extent)[0].load(Acquire) >> 8, extent)).collect();
-        runs.sort_unstable();
-        // A run whose predecessor is missing cannot be told from another.
-        let in_order = (0..).zip(runs).take_while(|(nth, (number, _))| nth == number);
-        in_order.map(|(_, (_, extent))| extent).collect()
-    }
-
-    /// All slabs there are, in order, and how many runs they make.
-    pub(crate) fn slabs(&self) -> (Vec<&'static [AtomicU64; SLAB_WORDS]>, u64) {
-        let runs = self.runs();
-        let slabs = runs.iter().flat_map(|&extent| (0..SLABS).map(move |nth| (extent, nth)));
-        (slabs.map(|at| self.slab(at)).collect(), runs.len() as u64)
-    }
-
-    fn slab(&self, (extent, nth): (usize, usize)) -> &'static [AtomicU64; SLAB_WORDS] {
-        let words = self.0.shared.words(self.start(extent) + nth * SLAB_WORDS * 8, SLAB_WORDS);
-        words.try_into().expect("a slab of words")
-    }
-
     /// One more segment, of zeros and without a number.
     pub(crate) fn take_segment(&self) -> Option<Extent> {
         self.take(SEGMENT_EXTENT).map(|extent| self.extent(extent))
@@ -302,32 +282,6 @@ impl Vault {
 
 fn data_at(extents: usize) -> usize {
     (HEAD_BYTES + extents * RECORD_WORDS * 8).next_multiple_of(EXTENT)
-}
-
-/// Where further slabs come from.
-pub(crate) struct Slabs {
-    vault: Vault,
-    runs: u64,
-    extent: usize,
-    /// Slabs of the last run that were given out.
-    used: usize,
-}
-
-impl Slabs {
-    /// Behind so many runs.
-    pub(crate) fn new(vault: Vault, runs: u64) -> Self {
-        Self { vault, runs, extent: 0, used: SLABS }
-    }
-
-    /// One more, of zeros. None when there is no more room.
-    pub(crate) fn take(&mut self) -> Option<&'static [AtomicU64; SLAB_WORDS]> {
-        if self.used == SLABS {
-            (self.extent, self.used) = (self.vault.take(SLAB_EXTENT | self.runs << 8)?, 0);
-            self.runs += 1;
-        }
-        self.used += 1;
-        Some(self.vault.slab((self.extent, self.used - 1)))
-    }
 }
 
 /// A segment of the pool.

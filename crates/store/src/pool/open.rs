@@ -93,7 +93,7 @@ fn open_in(url: Url, vault: Option<&Vault>) -> Result<Opened, OpenError> {
 }
 
 /// The same, where the memory that matters outlives this process: the vault has what [`take_over`] needs. None for a pool of
-/// which that cannot be said: one with parity or copies, in a file, emulated, or with faults.
+/// which that cannot be said: one in a file, emulated, or with faults.
 ///
 /// # Errors
 /// As [`open`].
@@ -117,19 +117,22 @@ pub fn take_over(url: &str, vault: &Vault) -> Result<Option<TakenOver>, OpenErro
         return Ok(Some(TakenOver { store: Box::new(store), refill: Some(refill) }));
     }
     let Some(left) = Ledger::found(vault) else { return Ok(None) };
-    let store: Box<dyn Inheritance> = match url {
+    let store = match url {
         Url::Memcached(cache) => {
             let memcached = || Memcached::new(names(&cache), cache.compression, cache.lossy);
-            Box::new(connect_again(left, cache.settings, None, memcached, vault)?)
+            let remote = connect_again(left, cache.settings, cache.stripes, None, memcached, vault)?;
+            inherit(remote, cache.stripes, vault)
         }
         Url::Redis(cache) => {
             let redis = || Redis::new(names(&cache), cache.password.clone(), cache.compression, cache.lossy);
-            Box::new(connect_again(left, cache.settings, None, redis, vault)?)
+            let remote = connect_again(left, cache.settings, cache.stripes, None, redis, vault)?;
+            inherit(remote, cache.stripes, vault)
         }
-        Url::Tcp(Tcp { token_file, tls, settings, .. })
-        | Url::Etcd(Etcd { tcp: Tcp { token_file, tls, settings, .. }, .. }) => {
+        Url::Tcp(Tcp { token_file, tls, stripes, settings, .. })
+        | Url::Etcd(Etcd { tcp: Tcp { token_file, tls, stripes, settings, .. }, .. }) => {
             let token = token_file.as_deref().map(read_token).transpose()?.unwrap_or_default();
-            Box::new(connect_again(left, settings, tls.as_ref(), || tcp::Tcp::new(token.clone()), vault)?)
+            let speak = || tcp::Tcp::new(token.clone());
+            inherit(connect_again(left, settings, stripes, tls.as_ref(), speak, vault)?, stripes, vault)
         }
         Url::Local(_) | Url::File(_) | Url::Emulated(_) => return Ok(None),
     };
@@ -138,11 +141,10 @@ pub fn take_over(url: &str, vault: &Vault) -> Result<Option<TakenOver>, OpenErro
 
 /// Whether another process can take such a pool over.
 fn lasts(url: &Url) -> bool {
-    let plain = |layer: &layer::Config, stripes: Option<Shape>| *layer == layer::Config::default() && stripes.is_none();
     match url {
         Url::Local(_) => true,
-        Url::Memcached(cache) | Url::Redis(cache) => plain(&cache.layer, cache.stripes),
-        Url::Tcp(tcp) | Url::Etcd(Etcd { tcp, .. }) => plain(&tcp.layer, tcp.stripes),
+        Url::Memcached(cache) | Url::Redis(cache) => cache.layer == layer::Config::default(),
+        Url::Tcp(tcp) | Url::Etcd(Etcd { tcp, .. }) => tcp.layer == layer::Config::default(),
         Url::File(_) | Url::Emulated(_) => false,
     }
 }
@@ -150,6 +152,7 @@ fn lasts(url: &Url) -> bool {
 fn connect_again<P: Protocol>(
     (ledger, notes): (Ledger, Vec<Note>),
     settings: crate::remote::Settings,
+    stripes: Option<Shape>,
     tls: Option<&Tls>,
     speak: impl Fn() -> P,
     vault: &Vault,
@@ -167,7 +170,16 @@ fn connect_again<P: Protocol>(
         Ok((peer, note))
     };
     let servers = notes.into_iter().map(resume).collect::<Result<_, OpenError>>()?;
-    Remote::take_over(ledger, servers, settings, vault)
+    let spare = stripes.map_or(0, |shape| shape.parity);
+    Remote::take_over(ledger, servers, settings, spare, vault)
+}
+
+/// The pool that these servers were.
+fn inherit<P: Protocol>(remote: Remote<P>, stripes: Option<Shape>, vault: &Vault) -> Box<dyn Inheritance> {
+    match stripes {
+        None => Box::new(remote),
+        Some(shape) => Box::new(Stripes::take_over(Box::new(remote.into_members()), shape, vault)),
+    }
 }
 
 fn connect<P: Protocol>(
@@ -187,7 +199,7 @@ fn connect<P: Protocol>(
     let remote = Remote::open(peers, settings, vault)?;
     Ok(match stripes {
         None => Opened::new(remote),
-        Some(shape) => Opened::new(Stripes::new(Box::new(remote.into_members()), shape)),
+        Some(shape) => Opened::new(Stripes::new(Box::new(remote.into_members()), shape, vault)),
     })
 }
 

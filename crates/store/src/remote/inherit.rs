@@ -1,7 +1,7 @@
 //! Taking over what another process has put at servers: what is in the ledger, as far as the servers still have it.
 
 use std::os::fd::AsFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::handles::{Handles, State};
 use super::ledger::{Ledger, Note};
@@ -13,13 +13,17 @@ use crate::pool::{OpenError, OpenErrorKind};
 use crate::vault::Vault;
 use crate::{Handle, Inheritance, Store};
 
+/// How long servers that can be spared are waited for: those that are there take a few milliseconds, and a target waits.
+const SPARED_AFTER: Duration = Duration::from_millis(200);
+
 impl<P: Protocol> Remote<P> {
     /// Connects to the servers as the process that was there before, in their order. Those that are away may come back later, but
-    /// one must be there, and one that refuses is an error.
+    /// one must be there, and one that refuses is an error. Those that can be spared are not waited for.
     pub(crate) fn take_over(
         ledger: Ledger,
         servers: Vec<(Peer<P>, Note)>,
         settings: Settings,
+        spare: usize,
         vault: &Vault,
     ) -> Result<Self, OpenError> {
         let now = Instant::now();
@@ -28,7 +32,7 @@ impl<P: Protocol> Remote<P> {
         let servers = servers.into_iter().map(|(peer, note)| Server::resume(peer, &note, now)).collect();
         let mut remote = Self::of(servers, handles, hash, settings, now)?;
         remote.left = left;
-        let until = now + remote.at_most(GREETING_MAX);
+        let (until, spared) = (now + remote.at_most(GREETING_MAX), now + remote.at_most(SPARED_AFTER));
         while !remote.servers.iter().all(Server::is_ready) {
             Store::progress(&mut remote, &mut |_| {});
             let refusal = |server: &Server<P>| {
@@ -41,7 +45,11 @@ impl<P: Protocol> Remote<P> {
             if let Some(refusal) = refused.into_iter().next() {
                 return Err(refusal);
             }
-            if Instant::now() > until {
+            let (now, missing) = (Instant::now(), remote.servers.iter().filter(|server| !server.is_ready()).count());
+            if now > spared && missing <= spare {
+                return Ok(remote);
+            }
+            if now > until {
                 let silent = || OpenError {
                     server: remote.servers[0].name.clone(),
                     kind: OpenErrorKind::Unreachable,

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 
 use crate::Handle;
 use crate::slots::SLAB_WORDS;
-use crate::vault::{Slabs, Vault};
+use crate::vault::{Slabs, Use, Vault};
 
 const ENTRY_WORDS: usize = 2;
 const SLAB_ENTRIES: usize = SLAB_WORDS / ENTRY_WORDS;
@@ -56,7 +56,7 @@ pub(crate) struct Note {
 
 /// See the module's documentation.
 pub(crate) struct Ledger {
-    slabs: Vec<&'static [AtomicU64; SLAB_WORDS]>,
+    slabs: Vec<&'static [AtomicU64]>,
     source: Slabs,
     notes: &'static [AtomicU64],
 }
@@ -64,13 +64,13 @@ pub(crate) struct Ledger {
 impl Ledger {
     /// An empty one; none when there is no room.
     pub(crate) fn new(vault: &Vault) -> Option<Self> {
-        Some(Self { slabs: Vec::new(), source: Slabs::new(vault.clone(), 0), notes: vault.notes()? })
+        Some(Self { slabs: Vec::new(), source: Slabs::new(vault, Use::SLOTS), notes: vault.notes()? })
     }
 
     /// What was left, if it makes sense.
     pub(crate) fn found(vault: &Vault) -> Option<(Self, Vec<Note>)> {
-        let (slabs, runs) = vault.slabs();
-        let ledger = Self { slabs, source: Slabs::new(vault.clone(), runs), notes: vault.notes()? };
+        let (slabs, source) = vault.slabs(Use::SLOTS);
+        let ledger = Self { slabs, source, notes: vault.notes()? };
         let servers = usize::try_from(ledger.notes[0].load(Acquire)).ok()?;
         if servers == 0 || servers > SERVERS_MAX {
             return None;

@@ -12,7 +12,7 @@ use super::protocol::Protocol;
 use super::{Placement, Remote};
 use crate::hash::PageHash;
 use crate::stripe::members::{Chunk, Health, Members, Presence};
-use crate::{Completion, Got, Handle, Store, StoreError, Urgency};
+use crate::{Completion, Got, Handle, Inheritance, Store, StoreError, Urgency};
 
 impl<P: Protocol> Remote<P> {
     /// The same servers, for stripes to place chunks at.
@@ -110,6 +110,18 @@ impl<P: Protocol> Members for Remote<P> {
         };
         let once = Itimerspec { it_interval: Timespec::default(), it_value: span };
         let _ = rustix::time::timerfd_settime(&self.alarm, TimerfdTimerFlags::empty(), &once);
+    }
+
+    fn inherit(&mut self, chunk: Handle) -> bool {
+        let kept = chunk.bits() <= self.handles.len() && self.handles.slot(chunk).state == State::Kept;
+        if kept {
+            self.handles.count(chunk);
+        }
+        kept
+    }
+
+    fn inherit_no_more(&mut self) {
+        self.all_counted();
     }
 
     fn usage(&self) -> (u64, u64) {

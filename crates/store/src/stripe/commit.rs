@@ -91,7 +91,13 @@ impl Core {
         for position in 0..length {
             live |= u16::from(self.fills[fill].entries[usize::from(position)].is_some()) << position;
         }
-        self.rows.written(row, length, live);
+        #[cfg(test)]
+        let early = !self.is_wrong(Mutation::PlaceFirst);
+        #[cfg(not(test))]
+        let early = true;
+        if early {
+            self.rows.written(row, length, live);
+        }
         self.counts.groups += 1;
         self.upkeep.count_new(live);
         for position in 0..length {
@@ -120,6 +126,10 @@ impl Core {
                     self.leave(members, before);
                 }
             }
+        }
+        #[cfg(test)]
+        if !early {
+            self.rows.written(row, length, live);
         }
         if live == 0 {
             self.upkeep.count(0, None);

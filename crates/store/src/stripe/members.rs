@@ -88,6 +88,11 @@ pub(crate) trait Members: Send {
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
     /// Makes the descriptor readable at a time, if nothing does so sooner.
     fn wake_at(&mut self, at: Instant);
+    /// A chunk that another process has left with its members, under what may be any handle: it is kept, or there is none. To be
+    /// called before anything is put.
+    fn inherit(&mut self, chunk: Handle) -> bool;
+    /// Has members forget what that process has left beside.
+    fn inherit_no_more(&mut self);
     /// Chunks kept, and bytes of this host's memory taken for them.
     fn usage(&self) -> (u64, u64);
 }

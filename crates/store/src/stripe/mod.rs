@@ -15,6 +15,7 @@ mod code;
 mod commit;
 mod fetch;
 mod fills;
+pub(crate) mod inherit;
 mod jobs;
 pub(crate) mod members;
 pub(crate) mod pace;
@@ -23,6 +24,7 @@ mod table;
 mod tests;
 mod upkeep;
 mod watch;
+mod words;
 
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
@@ -32,6 +34,7 @@ use spillway_codec::Compression;
 use spillway_core::{PAGE_BYTES, Page};
 
 use crate::hash::PageHash;
+use crate::vault::Vault;
 use crate::{Completion, Got, Handle, Prepared, Preparer, Protection, Put, Status, Store, StoreError, Urgency};
 use code::Code;
 use fills::{Fill, Origin};
@@ -86,6 +89,11 @@ pub(crate) enum Mutation {
     StaleParity,
     IgnoreFailure,
     NeverRebuild,
+    // Those that only another pager sees.
+    PlaceFirst,
+    FreeFirst,
+    KeepUnnamed,
+    KeepStrays,
 }
 
 /// The state, without the members.
@@ -118,16 +126,21 @@ pub(crate) struct Stripes {
 }
 
 impl Stripes {
-    /// None yet. There are at least as many members as a row has chunks.
-    pub(crate) fn new(members: Box<dyn Members>, shape: Shape) -> Self {
+    /// None yet. There are at least as many members as a row has chunks. Whatever must be known to take over is kept in the
+    /// vault, if there is one.
+    pub(crate) fn new(members: Box<dyn Members>, shape: Shape, vault: Option<&Vault>) -> Self {
+        Self::with(members, shape, Pages::new(vault), Rows::new(shape.width(), vault))
+    }
+
+    fn with(members: Box<dyn Members>, shape: Shape, pages: Pages, rows: Rows) -> Self {
         let now = members.now();
         let fills = (fills::CHUNKS_MAX / shape.width()).max(2);
         let core = Core {
             shape,
             code: Code::new(shape),
             hash: members.page_hash(),
-            pages: Pages::new(),
-            rows: Rows::new(shape.width()),
+            pages,
+            rows,
             fills: (0..fills).map(|_| Fill::new(shape, now)).collect(),
             open: [None; 2],
             jobs: Jobs::new(shape),
@@ -276,6 +289,12 @@ impl Core {
         if self.rows.is_busy(row) {
             self.call_off_row(members, row);
         }
+        #[cfg(test)]
+        if self.is_wrong(Mutation::FreeFirst) {
+            self.shape.positions().filter_map(|at| self.rows.chunk(row, at)).for_each(|chunk| members.free(chunk));
+            return self.rows.remove(row);
+        }
+        self.rows.unwrite(row);
         for position in self.shape.positions() {
             let Some(chunk) = self.rows.chunk(row, position) else { continue };
             #[cfg(test)]

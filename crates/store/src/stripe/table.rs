@@ -1,87 +1,22 @@
 //! Pages and rows: what is kept of them for as long as they are stored.
 //!
-//! Both are rows of words in segments that never move. A page has two words, of which one is its place; a row has a word
-//! for each chunk and one for itself. With four data chunks and one of parity that is 14 bytes a page, of which the place
-//! and its share of a row's chunks are 9; checksums are the members' (16 bytes a chunk).
+//! A page has a word, half of which is its place; a row has half a word for each chunk, and one for itself. With four data chunks
+//! and one of parity that is 14 bytes a page, of which the place and its share of a row's chunks are 9; checksums are the members'
+//! (16 bytes a chunk).
+//!
+//! Both may outlive this process (`words.rs`). What another believes of them, as each is one store, and in which order (`inherit.rs`):
+//! - A page's place: set when the row there is written, cleared when nobody refers to the page.
+//! - That a row is written, and how long it is: set when all its chunks are kept and named, cleared before any is freed. One of its
+//!   chunks may be replaced by another that is kept, and is freed after that.
 
+use super::words::{Table, halves, of_halves, segment_words};
+use crate::vault::{Use, Vault};
 use crate::{HANDLE_BITS, Handle};
 
-/// Entries in a segment.
-const SEGMENT_ENTRIES: usize = 4096;
-/// Segments in reserve, so that the fault path allocates none.
-const RESERVE: usize = 2;
 /// Bits of a place that name the position in a row.
 const POSITION_BITS: u32 = 4;
 /// Data chunks that a row may have.
 pub(super) const DATA_MAX: usize = 1 << POSITION_BITS;
-
-/// Entries of so many words each; free ones are linked through their first word.
-struct Table {
-    stride: usize,
-    segments: Vec<Box<[u32]>>,
-    reserve: Vec<Box<[u32]>>,
-    free: Vec<u32>,
-    entries_max: usize,
-}
-
-impl Table {
-    fn new(stride: usize, entries_max: usize) -> Self {
-        let mut table = Self {
-            stride,
-            segments: Vec::with_capacity(entries_max.div_ceil(SEGMENT_ENTRIES)),
-            reserve: Vec::with_capacity(RESERVE),
-            free: Vec::with_capacity(SEGMENT_ENTRIES),
-            entries_max,
-        };
-        while table.top_up() {}
-        table
-    }
-
-    fn top_up(&mut self) -> bool {
-        if self.reserve.len() < RESERVE {
-            self.reserve.push(vec![0; self.stride * SEGMENT_ENTRIES].into());
-        }
-        self.reserve.len() < RESERVE
-    }
-
-    fn memory_bytes(&self) -> u64 {
-        let words = (self.segments.len() + self.reserve.len()) * self.stride * SEGMENT_ENTRIES + self.free.capacity();
-        (words * size_of::<u32>()) as u64
-    }
-
-    fn len(&self) -> usize {
-        self.segments.len() * SEGMENT_ENTRIES
-    }
-
-    fn insert(&mut self) -> Option<u32> {
-        if self.free.is_empty() {
-            if self.len() + SEGMENT_ENTRIES > self.entries_max {
-                return None;
-            }
-            let first = u32::try_from(self.len()).ok()?;
-            let fresh = vec![0; self.stride * SEGMENT_ENTRIES].into();
-            self.segments.push(self.reserve.pop().unwrap_or(fresh));
-            let entries = u32::try_from(SEGMENT_ENTRIES).expect("few");
-            self.free.extend((first..first + entries).rev());
-        }
-        self.free.pop()
-    }
-
-    fn remove(&mut self, at: u32) {
-        self.get_mut(at).fill(0);
-        self.free.push(at);
-    }
-
-    fn get(&self, at: u32) -> &[u32] {
-        let (segment, first) = (at as usize / SEGMENT_ENTRIES, at as usize % SEGMENT_ENTRIES * self.stride);
-        &self.segments[segment][first..first + self.stride]
-    }
-
-    fn get_mut(&mut self, at: u32) -> &mut [u32] {
-        let (segment, first) = (at as usize / SEGMENT_ENTRIES, at as usize % SEGMENT_ENTRIES * self.stride);
-        &mut self.segments[segment][first..first + self.stride]
-    }
-}
 
 /// Where a page is: a row, and which of its data chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,10 +35,13 @@ pub(super) enum State {
     Kept(Place, Option<u16>),
 }
 
-const FILLING: u32 = u32::MAX;
+/// In the half that is the place. Without it, the page is in no row yet.
+const KEPT: u32 = 1 << 31;
 const REFERENCES: u32 = 0x7fff;
 const MOVING: u32 = 0x8000;
 const JOB_SHIFT: u32 = 16;
+const PAGE_HALVES: usize = 2;
+const PAGES_MAX: usize = (1 << HANDLE_BITS) - 1;
 
 /// All pages, by the handles that were given for them.
 pub(super) struct Pages {
@@ -120,29 +58,83 @@ fn at(handle: Handle) -> u32 {
     handle.bits() - 1
 }
 
+/// What pages are kept in, where that outlives this process.
+pub(super) fn use_of_pages() -> Use {
+    Use::striped_pages(segment_words(PAGE_HALVES))
+}
+
+/// The same for rows of so many chunks.
+pub(super) fn use_of_rows(width: usize) -> Use {
+    Use::rows(segment_words(width + 1))
+}
+
 impl Pages {
-    pub(super) fn new() -> Self {
-        Self { table: Table::new(2, (1 << HANDLE_BITS) - 1), references: 0 }
+    /// None; what comes is in the vault, if there is one.
+    pub(super) fn new(vault: Option<&Vault>) -> Self {
+        let of = vault.map(|vault| (vault, use_of_pages()));
+        Self { table: Table::new(PAGE_HALVES, PAGES_MAX, of), references: 0 }
+    }
+
+    /// What another process has left, to be gone through ([`Pages::take`]).
+    pub(super) fn found(vault: &Vault) -> Self {
+        Self { table: Table::found(PAGE_HALVES, PAGES_MAX, (vault, use_of_pages())), references: 0 }
+    }
+
+    /// The place that was found for a page, if it had one. No one refers to it as yet; nor does anything else become of it.
+    pub(super) fn take(&mut self, handle: Handle) -> Option<Place> {
+        let [place, _] = self.halves(handle);
+        let kept = place & KEPT != 0;
+        if kept {
+            self.set_halves(handle, [place, 0]);
+        }
+        kept.then(|| to_place(place))
+    }
+
+    /// One more reference, of those that were found.
+    pub(super) fn count(&mut self, handle: Handle) {
+        let [place, mut rest] = self.halves(handle);
+        rest += u32::from(rest & REFERENCES != REFERENCES);
+        self.set_halves(handle, [place, rest]);
+        self.references += 1;
+    }
+
+    /// The place of a page that was found and that no one refers to.
+    pub(super) fn unnamed(&self, handle: Handle) -> Option<Place> {
+        let [place, rest] = self.halves(handle);
+        (place & KEPT != 0 && rest & REFERENCES == 0).then(|| to_place(place))
+    }
+
+    /// Whether there is a page in a row behind what may be any handle.
+    pub(super) fn has(&self, handle: Handle) -> bool {
+        (at(handle) as usize) < self.len() && self.halves(handle)[0] & KEPT != 0
+    }
+
+    fn halves(&self, handle: Handle) -> [u32; 2] {
+        halves(self.table.word(at(handle)))
+    }
+
+    fn set_halves(&mut self, handle: Handle, halves: [u32; 2]) {
+        self.table.set_word(at(handle), of_halves(halves));
     }
 
     /// A page with one reference; its state is to be set.
     pub(super) fn insert(&mut self) -> Option<Handle> {
-        let at = self.table.insert()?;
-        self.table.get_mut(at).copy_from_slice(&[FILLING, 1]);
+        let handle = handle_of(self.table.insert()?);
+        self.set_halves(handle, [0, 1]);
         self.references += 1;
-        Some(handle_of(at))
+        Some(handle)
     }
 
     pub(super) fn state(&self, handle: Handle) -> State {
-        let words = self.table.get(at(handle));
-        let job = words[1] >> JOB_SHIFT;
-        match words[0] {
-            _ if words[1] & REFERENCES == 0 => State::Free,
-            FILLING => {
-                let byte = |bits: u32| u8::try_from(bits & 0xff).expect("a byte");
-                State::Filling(byte(job >> 8), byte(job))
-            }
-            place => State::Kept(to_place(place), u16::try_from(job).expect("sixteen bits").checked_sub(1)),
+        let [place, rest] = self.halves(handle);
+        let job = rest >> JOB_SHIFT;
+        if rest & REFERENCES == 0 {
+            State::Free
+        } else if place & KEPT == 0 {
+            let byte = |bits: u32| u8::try_from(bits & 0xff).expect("a byte");
+            State::Filling(byte(job >> 8), byte(job))
+        } else {
+            State::Kept(to_place(place), u16::try_from(job).expect("sixteen bits").checked_sub(1))
         }
     }
 
@@ -154,16 +146,16 @@ impl Pages {
     }
 
     pub(super) fn set(&mut self, handle: Handle, state: State) {
-        let words = self.table.get_mut(at(handle));
         let (place, job) = match state {
-            State::Filling(fill, position) => (FILLING, u32::from(fill) << 8 | u32::from(position)),
+            State::Filling(fill, position) => (0, u32::from(fill) << 8 | u32::from(position)),
             State::Kept(place, job) => {
-                (place.row << POSITION_BITS | u32::from(place.position), job.map_or(0, |job| u32::from(job) + 1))
+                let place = place.row << POSITION_BITS | u32::from(place.position);
+                (KEPT | place, job.map_or(0, |job| u32::from(job) + 1))
             }
             State::Free => unreachable!("pages are freed by their last reference"),
         };
-        words[0] = place;
-        words[1] = words[1] & (REFERENCES | MOVING) | job << JOB_SHIFT;
+        let [_, rest] = self.halves(handle);
+        self.set_halves(handle, [place, rest & (REFERENCES | MOVING) | job << JOB_SHIFT]);
     }
 
     pub(super) fn set_job(&mut self, handle: Handle, job: Option<u16>) {
@@ -173,32 +165,30 @@ impl Pages {
     }
 
     pub(super) fn is_moving(&self, handle: Handle) -> bool {
-        self.table.get(at(handle))[1] & MOVING != 0
+        self.halves(handle)[1] & MOVING != 0
     }
 
     pub(super) fn set_moving(&mut self, handle: Handle, moving: bool) {
-        let word = &mut self.table.get_mut(at(handle))[1];
-        *word = if moving { *word | MOVING } else { *word & !MOVING };
+        let [place, rest] = self.halves(handle);
+        self.set_halves(handle, [place, if moving { rest | MOVING } else { rest & !MOVING }]);
     }
 
     /// One more reference. A count that reaches its limit keeps the page for good.
     pub(super) fn share(&mut self, handle: Handle) {
         let _ = self.held(handle);
-        let word = &mut self.table.get_mut(at(handle))[1];
-        *word += u32::from(*word & REFERENCES != REFERENCES);
-        self.references += 1;
+        self.count(handle);
     }
 
     /// One reference less; whether it was the last. The page is then to be removed.
     pub(super) fn release(&mut self, handle: Handle) -> bool {
         let _ = self.held(handle);
         self.references -= 1;
-        let word = &mut self.table.get_mut(at(handle))[1];
-        match *word & REFERENCES {
+        let [place, rest] = self.halves(handle);
+        match rest & REFERENCES {
             REFERENCES => false,
             1 => true,
             _ => {
-                *word -= 1;
+                self.set_halves(handle, [place, rest - 1]);
                 false
             }
         }
@@ -206,11 +196,14 @@ impl Pages {
 
     /// All references less.
     pub(super) fn release_all(&mut self, handle: Handle) {
-        self.references -= u64::from(self.table.get(at(handle))[1] & REFERENCES);
+        self.references -= u64::from(self.halves(handle)[1] & REFERENCES);
     }
 
     pub(super) fn remove(&mut self, handle: Handle) {
-        self.table.remove(at(handle));
+        if self.halves(handle) != [0; 2] {
+            self.set_halves(handle, [0; 2]);
+        }
+        self.table.offer(at(handle));
     }
 
     /// How far a sweep goes.
@@ -231,7 +224,8 @@ impl Pages {
     }
 }
 
-fn to_place(bits: u32) -> Place {
+fn to_place(half: u32) -> Place {
+    let bits = half & !KEPT;
     let position = u8::try_from(bits & ((1 << POSITION_BITS) - 1)).expect("few bits");
     Place { row: bits >> POSITION_BITS, position }
 }
@@ -239,6 +233,7 @@ fn to_place(bits: u32) -> Place {
 const WRITTEN: u32 = 1 << 31;
 const BUSY: u32 = 1 << 30;
 const LENGTH_SHIFT: u32 = 16;
+const ROWS_MAX: usize = 1 << (32 - POSITION_BITS - 1);
 
 /// All rows.
 pub(super) struct Rows {
@@ -247,9 +242,38 @@ pub(super) struct Rows {
 }
 
 impl Rows {
-    /// For rows of so many chunks.
-    pub(super) fn new(width: usize) -> Self {
-        Self { table: Table::new(width + 1, 1 << (32 - POSITION_BITS - 1)), width }
+    /// For rows of so many chunks; in the vault, if there is one.
+    pub(super) fn new(width: usize, vault: Option<&Vault>) -> Self {
+        let of = vault.map(|vault| (vault, use_of_rows(width)));
+        Self { table: Table::new(width + 1, ROWS_MAX, of), width }
+    }
+
+    /// What another process has left, to be gone through ([`Rows::take`]).
+    pub(super) fn found(width: usize, vault: &Vault) -> Self {
+        Self { table: Table::found(width + 1, ROWS_MAX, (vault, use_of_rows(width))), width }
+    }
+
+    /// Whether a row that was found was written: it has no pages as yet. Otherwise it is free.
+    pub(super) fn take(&mut self, row: u32, data: usize) -> bool {
+        let length = self.length(row);
+        let sound = self.is_written(row) && (1..=data).contains(&usize::from(length));
+        if sound {
+            self.written(row, length, 0)
+        } else {
+            self.remove(row)
+        }
+        sound
+    }
+
+    /// A page was found at a place: false if there is no such place, or another page there.
+    pub(super) fn settle(&mut self, place: Place) -> bool {
+        let Place { row, position } = place;
+        let fits = (row as usize) < self.len() && self.is_written(row) && position < self.length(row);
+        let settles = fits && self.live(row) & 1 << position == 0;
+        if settles {
+            self.set_word(row, self.word(row) | 1 << position);
+        }
+        settles
     }
 
     /// A row that is being written.
@@ -259,16 +283,25 @@ impl Rows {
 
     /// A row is written: how many data chunks it has, and at which of these positions pages live.
     pub(super) fn written(&mut self, row: u32, length: u8, live: u16) {
-        let width = self.width;
-        self.table.get_mut(row)[width] = WRITTEN | u32::from(length) << LENGTH_SHIFT | u32::from(live);
+        self.set_word(row, WRITTEN | u32::from(length) << LENGTH_SHIFT | u32::from(live));
+    }
+
+    /// Nobody finds a row any more; its chunks are to be freed.
+    pub(super) fn unwrite(&mut self, row: u32) {
+        self.set_word(row, 0);
     }
 
     pub(super) fn remove(&mut self, row: u32) {
-        self.table.remove(row);
+        self.table.clear(row);
+        self.table.offer(row);
     }
 
     fn word(&self, row: u32) -> u32 {
-        self.table.get(row)[self.width]
+        self.table.half(row, self.width)
+    }
+
+    fn set_word(&mut self, row: u32, word: u32) {
+        self.table.set_half(row, self.width, word);
     }
 
     /// Whether it is written, and not gone.
@@ -288,10 +321,9 @@ impl Rows {
 
     /// A page has left a hole; what still lives.
     pub(super) fn hole(&mut self, place: Place) -> u16 {
-        let width = self.width;
-        let word = &mut self.table.get_mut(place.row)[width];
-        assert!(*word & 1 << place.position != 0, "{place:?} is a hole already");
-        *word &= !(1 << place.position);
+        let word = self.word(place.row);
+        assert!(word & 1 << place.position != 0, "{place:?} is a hole already");
+        self.set_word(place.row, word & !(1 << place.position));
         self.live(place.row)
     }
 
@@ -301,18 +333,17 @@ impl Rows {
     }
 
     pub(super) fn set_busy(&mut self, row: u32, busy: bool) {
-        let width = self.width;
-        let word = &mut self.table.get_mut(row)[width];
-        *word = if busy { *word | BUSY } else { *word & !BUSY };
+        let word = self.word(row);
+        self.set_word(row, if busy { word | BUSY } else { word & !BUSY });
     }
 
     /// The chunk at a position, if there is one.
     pub(super) fn chunk(&self, row: u32, position: u8) -> Option<Handle> {
-        Handle::from_bits(self.table.get(row)[usize::from(position)])
+        Handle::from_bits(self.table.half(row, usize::from(position)))
     }
 
     pub(super) fn set_chunk(&mut self, row: u32, position: u8, chunk: Option<Handle>) {
-        self.table.get_mut(row)[usize::from(position)] = chunk.map_or(0, Handle::bits);
+        self.table.set_half(row, usize::from(position), chunk.map_or(0, Handle::bits));
     }
 
     /// How far a sweep goes.

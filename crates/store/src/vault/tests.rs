@@ -40,6 +40,12 @@ fn a_pool_is_found_with_every_page_that_is_named() {
     std::mem::forget(pool);
 
     let vault = again(&vault);
+    // Who takes over may be killed as well, before it has counted all.
+    for counted in [0, 1000] {
+        let (mut pool, _refill) = Local::take_over(Config::default(), &vault);
+        handles[..counted].iter().for_each(|&handle| pool.count(handle));
+        std::mem::forget(pool);
+    }
     let (mut pool, _refill) = Local::take_over(Config::default(), &vault);
     // Every second reference was given up without anyone being told.
     let kept = || handles.iter().step_by(2).copied();
@@ -70,7 +76,7 @@ fn what_makes_no_sense_is_not_kept() {
     let handles: Vec<Handle> = (0..100).map(|n| stored(pool.put(&page(n), None).unwrap())).collect();
     std::mem::forget(pool);
     let vault = again(&vault);
-    let (slabs, _) = vault.slabs();
+    let (slabs, _) = vault.slabs(Use::SLOTS);
     let word = |handle: Handle, at: usize| &slabs[0][(handle.bits() as usize - 1) * 3 + at];
     // In no segment; beyond a segment; between two objects; another's place; too long for its object.
     word(handles[0], 1).store(77 << 32, Relaxed);
@@ -113,4 +119,26 @@ fn sheets_are_found_with_their_numbers() {
     let found: Vec<&Sheet> = found.iter().filter(|sheet| sheet.number.load(Relaxed) > 0).collect();
     assert_eq!(found.len(), 1);
     assert_eq!((found[0].number.load(Relaxed), found[0].entries[511].load(Relaxed)), (5, 6));
+}
+
+#[test]
+fn slabs_are_found_as_far_as_they_were_given_out() {
+    let vault = Vault::create_for(12).unwrap();
+    // Two in an extent.
+    let of = Use::rows(100_000);
+    let mut slabs = Slabs::new(&vault, of);
+    for n in 1..=3 {
+        slabs.take().unwrap()[99_999].store(n, Relaxed);
+    }
+    let last = |slabs: &[&'static [AtomicU64]]| slabs.iter().map(|slab| slab[99_999].load(Relaxed)).collect::<Vec<_>>();
+    let (found, mut more) = again(&vault).slabs(of);
+    assert_eq!(last(&found), [1, 2, 3]);
+    assert!(vault.slabs(Use::striped_pages(100_000)).0.is_empty(), "those are something else");
+    more.take().unwrap()[99_999].store(4, Relaxed);
+    more.take().unwrap()[99_999].store(5, Relaxed);
+    let (found, _) = vault.slabs(of);
+    assert_eq!(last(&found), [1, 2, 3, 4, 5]);
+    // Where nobody has said how many, all count.
+    (FIXED..12).for_each(|extent| vault.record(extent)[1].store(0, Relaxed));
+    assert_eq!(last(&vault.slabs(of).0), [1, 2, 3, 4, 5, 0]);
 }

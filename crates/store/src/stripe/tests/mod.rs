@@ -1,6 +1,7 @@
 //! Stripes over servers that do everything that servers do, from one seed: the same seed repeats the run.
 //! `SPILLWAY_STRIPES_SEEDS=0..1000` tries others.
 
+mod deaths;
 mod model;
 mod servers;
 
@@ -8,6 +9,7 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
+pub(super) use deaths::point;
 use model::{Model, Seen, Setting, Weather};
 
 use super::watch::SILENT_AFTER;
@@ -18,7 +20,7 @@ const SHAPES: [(usize, usize, usize); 6] = [(2, 1, 3), (4, 1, 5), (4, 1, 7), (1,
 
 fn setting(seed: u64, weather: Weather) -> Setting {
     let (data, parity, servers) = SHAPES[usize::try_from(seed).unwrap() % SHAPES.len()];
-    Setting { shape: Shape { data, parity }, servers, entries: 48, steps: 1500, weather, mutation: None }
+    Setting { shape: Shape { data, parity }, servers, entries: 48, steps: 1500, weather, mutation: None, mortal: false }
 }
 
 fn seeds(default: Range<u64>) -> Range<u64> {
@@ -40,10 +42,10 @@ fn run(setting: Setting, seed: u64) -> Result<Seen, String> {
     })
 }
 
-fn try_all(weather: Weather, seeds: Range<u64>) -> Seen {
+fn try_all(weather: Weather, mortal: bool, seeds: Range<u64>) -> Seen {
     let mut all = Seen::default();
     for seed in seeds {
-        let setting = setting(seed, weather);
+        let setting = Setting { mortal, ..setting(seed, weather) };
         let seen = run(setting, seed).unwrap_or_else(|text| panic!("seed {seed}, {setting:?}: {text}"));
         all.got += seen.got;
         all.lost += seen.lost;
@@ -52,21 +54,32 @@ fn try_all(weather: Weather, seeds: Range<u64>) -> Seen {
         all.moved += seen.moved;
         all.rebuilt += seen.rebuilt;
         all.hedged += seen.hedged;
+        all.deaths += seen.deaths;
     }
     all
 }
 
 #[test]
 fn no_page_is_lost_while_losses_are_survivable() {
-    let seen = try_all(Weather::Survivable, seeds(0..60));
+    let seen = try_all(Weather::Survivable, false, seeds(0..60));
     assert!(seen.moved > 100 && seen.rebuilt > 100 && seen.hedged > 100, "{seen:?}");
     assert!(seen.got > 5000 && seen.faults > 100 && seen.lost == 0, "{seen:?}");
 }
 
 #[test]
 fn no_byte_is_wrong_and_no_get_hangs_whatever_happens() {
-    let seen = try_all(Weather::Wild, seeds(0..60));
+    let seen = try_all(Weather::Wild, false, seeds(0..60));
     assert!(seen.got > 5000 && seen.faults > 500 && seen.lost > 0, "{seen:?}");
+}
+
+#[test]
+fn a_pager_may_be_killed_between_any_two_steps() {
+    let seen = try_all(Weather::Survivable, true, seeds(0..60));
+    println!("{seen:?}");
+    assert!(seen.deaths > 1000 && seen.moved > 30 && seen.rebuilt > 30 && seen.lost == 0, "{seen:?}");
+    let seen = try_all(Weather::Wild, true, seeds(0..60));
+    println!("{seen:?}");
+    assert!(seen.deaths > 1000 && seen.got > 1000 && seen.lost > 0, "{seen:?}");
 }
 
 #[test]
@@ -75,7 +88,8 @@ fn a_server_that_leaves_is_emptied_and_used_again_when_it_stays() {
     for (data, parity, servers) in [(4, 1, 7), (4, 1, 5), (2, 1, 3), (1, 1, 3), (4, 2, 6)] {
         let shape = Shape { data, parity };
         let weather = Weather::Survivable;
-        let mut model = Model::new(Setting { shape, servers, entries: 64, steps: 0, weather, mutation: None }, 5);
+        let mut model =
+            Model::new(Setting { shape, servers, entries: 64, steps: 0, weather, mutation: None, mortal: false }, 5);
         model.fill();
         let held = |model: &Model| model.world.lock().unwrap().servers[1].kept.len();
         assert!(held(&model) > 0, "{shape:?}");
@@ -105,7 +119,8 @@ fn a_server_that_leaves_is_emptied_and_used_again_when_it_stays() {
 fn a_member_that_goes_in_the_middle_of_a_fetch_is_not_waited_for() {
     let shape = Shape { data: 4, parity: 1 };
     let weather = Weather::Survivable;
-    let mut model = Model::new(Setting { shape, servers: 5, entries: 64, steps: 0, weather, mutation: None }, 9);
+    let mut model =
+        Model::new(Setting { shape, servers: 5, entries: 64, steps: 0, weather, mutation: None, mortal: false }, 9);
     model.fill();
     for at in 0..64 {
         model.get(at, Urgency::Demand);
@@ -123,7 +138,8 @@ fn what_a_silent_member_does_not_take_is_put_elsewhere() {
     for (data, parity, servers) in [(4, 1, 5), (4, 1, 7), (4, 2, 6), (1, 1, 3)] {
         let shape = Shape { data, parity };
         let weather = Weather::Survivable;
-        let mut model = Model::new(Setting { shape, servers, entries: 400, steps: 0, weather, mutation: None }, 3);
+        let mut model =
+            Model::new(Setting { shape, servers, entries: 400, steps: 0, weather, mutation: None, mortal: false }, 3);
         let asked = model.now();
         model.world.lock().unwrap().servers[1].stalled_until = Some(asked + Duration::from_secs(5));
         model.insist();
@@ -142,10 +158,18 @@ fn mistakes_are_told_from_the_right_one() {
         Mutation::StaleParity,
         Mutation::IgnoreFailure,
         Mutation::NeverRebuild,
+        Mutation::PlaceFirst,
+        Mutation::FreeFirst,
+        Mutation::KeepUnnamed,
+        Mutation::KeepStrays,
     ];
     for mutation in mutations {
+        let mortal = matches!(
+            mutation,
+            Mutation::PlaceFirst | Mutation::FreeFirst | Mutation::KeepUnnamed | Mutation::KeepStrays
+        );
         let is_caught = |seed| {
-            let setting = Setting { mutation: Some(mutation), ..setting(seed, Weather::Survivable) };
+            let setting = Setting { mutation: Some(mutation), mortal, ..setting(seed, Weather::Survivable) };
             run(setting, seed).is_err()
         };
         let caught = (0..200).find(|seed| is_caught(*seed));

@@ -8,17 +8,18 @@ use spillway_core::{PAGE_BYTES, Page};
 use super::servers::{Simulated, World};
 use crate::stripe::table::State;
 use crate::stripe::{Mutation, Shape, Stripes};
+use crate::vault::Vault;
 use crate::{Completion, Got, Handle, Put, Store, StoreError, Urgency};
 
 /// No get takes longer: its deadline, a reconstruction after that, and some looking.
 const PATIENCE: Duration = Duration::from_secs(8);
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
-    handle: Handle,
+pub(super) struct Entry {
+    pub(super) handle: Handle,
     content: u64,
-    putting: bool,
-    getting: Option<Instant>,
+    pub(super) putting: bool,
+    pub(super) getting: Option<Instant>,
 }
 
 /// What is done to servers.
@@ -38,6 +39,8 @@ pub(super) struct Setting {
     pub(super) steps: u64,
     pub(super) weather: Weather,
     pub(super) mutation: Option<Mutation>,
+    /// Whether the pager is killed now and then.
+    pub(super) mortal: bool,
 }
 
 #[derive(Debug, Default)]
@@ -49,16 +52,28 @@ pub(super) struct Seen {
     pub(super) moved: u64,
     pub(super) rebuilt: u64,
     pub(super) hedged: u64,
+    pub(super) deaths: u64,
 }
 
 pub(super) struct Model {
     pub(super) world: Arc<Mutex<World>>,
     pub(super) stripes: Stripes,
-    setting: Setting,
-    table: Vec<Option<Entry>>,
+    pub(super) setting: Setting,
+    pub(super) table: Vec<Option<Entry>>,
     pub(super) seen: Seen,
     contents: u64,
+    seed: u64,
+    /// What outlives the pager.
+    pub(super) vault: Vault,
+    /// What was completed and is not in the table yet.
+    pub(super) told: Vec<Told>,
+    /// The entry that is being put.
+    pub(super) writing: Option<usize>,
+    /// An entry whose page may have been replaced, and its handle freed.
+    pub(super) doubted: Option<usize>,
 }
+
+type Told = (Handle, Option<Result<Box<Page>, StoreError>>, Result<(), StoreError>);
 
 /// Told by its number; the first bytes say which.
 fn page(content: u64) -> Page {
@@ -72,16 +87,26 @@ fn page(content: u64) -> Page {
 impl Model {
     pub(super) fn new(setting: Setting, seed: u64) -> Self {
         let world = Arc::new(Mutex::new(World::new(setting.servers, seed)));
-        let mut stripes = Stripes::new(Box::new(Simulated(Arc::clone(&world))), setting.shape);
-        stripes.core.random = seed | 1;
-        stripes.core.mutation = setting.mutation;
-        // Few pages are to be compacted, too.
-        stripes.core.upkeep.rows_min = 1;
+        let vault = Vault::create_for(10).unwrap();
+        let lasting = setting.mortal.then_some(&vault);
+        let stripes = Stripes::new(Box::new(Simulated(Arc::clone(&world))), setting.shape, lasting);
         let table = vec![None; setting.entries];
-        Self { world, stripes, setting, table, seen: Seen::default(), contents: 0 }
+        let (seen, told) = (Seen::default(), Vec::new());
+        let mut model =
+            Self { world, stripes, setting, table, seen, contents: 0, seed, vault, told, writing: None, doubted: None };
+        model.prepare();
+        model
     }
 
-    fn below(&self, limit: u64) -> u64 {
+    pub(super) fn prepare(&mut self) {
+        let core = &mut self.stripes.core;
+        core.random = self.seed | 1;
+        core.mutation = self.setting.mutation;
+        // Few pages are to be compacted, too.
+        core.upkeep.rows_min = 1;
+    }
+
+    pub(super) fn below(&self, limit: u64) -> u64 {
         self.world.lock().unwrap().below(limit)
     }
 
@@ -95,8 +120,10 @@ impl Model {
 
     /// Everything, and then everything once more in peace.
     pub(super) fn run(&mut self) {
-        for _ in 0..self.setting.steps {
-            self.step();
+        if self.setting.mortal {
+            self.live_and_die(self.setting.steps);
+        } else {
+            (0..self.setting.steps).for_each(|_| self.step());
         }
         self.calm();
         self.until("all is answered", |model| {
@@ -175,7 +202,7 @@ impl Model {
         }
     }
 
-    fn worse(&mut self) {
+    pub(super) fn worse(&mut self) {
         let broken =
             |world: &World| world.servers.iter().filter(|server| server.away_since.is_some() || server.lies).count();
         let survivable = self.setting.weather == Weather::Survivable;
@@ -238,7 +265,10 @@ impl Model {
                 self.contents
             }
         };
-        let entry = match self.stripes.put(&page(content), previous.map(|entry| entry.handle)) {
+        self.writing = Some(at);
+        let put = self.stripes.put(&page(content), previous.map(|entry| entry.handle));
+        self.writing = None;
+        let entry = match put {
             Ok(Put::Unchanged(handle)) => {
                 let entry = previous.expect("unchanged from nothing");
                 assert_eq!((handle, content, false), (entry.handle, entry.content, entry.putting));
@@ -301,13 +331,13 @@ impl Model {
         if self.below(3) > 0 {
             self.world.lock().unwrap().pass();
         }
-        let mut told = Vec::new();
+        let told = &mut self.told;
         self.stripes.progress(&mut |completion| match completion {
             Completion::Got { handle, page } => told.push((handle, Some(page.map(|page| Box::new(*page))), Ok(()))),
             Completion::Put { handle, result } => told.push((handle, None, result)),
         });
-        for (handle, page, result) in told {
-            self.told(handle, page.as_ref(), result);
+        for (handle, page, result) in std::mem::take(&mut self.told) {
+            self.tell(handle, page.as_ref(), result);
         }
         let now = self.now();
         for entry in self.table.iter().flatten() {
@@ -315,7 +345,12 @@ impl Model {
         }
     }
 
-    fn told(&mut self, handle: Handle, page: Option<&Result<Box<Page>, StoreError>>, result: Result<(), StoreError>) {
+    pub(super) fn tell(
+        &mut self,
+        handle: Handle,
+        page: Option<&Result<Box<Page>, StoreError>>,
+        result: Result<(), StoreError>,
+    ) {
         let about = |entry: &Option<Entry>| entry.is_some_and(|entry| entry.handle == handle);
         let entries: Vec<usize> = (0..self.table.len()).filter(|at| about(&self.table[*at])).collect();
         assert!(!entries.is_empty(), "a completion for what was freed");

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use spillway_core::Page;
 
+use super::point;
 use crate::hash::PageHash;
 use crate::stripe::members::{Chunk, Health, Members, Presence};
 use crate::{Completion, Got, Handle, StoreError, Urgency};
@@ -33,6 +34,8 @@ struct Slot {
     /// When a get was asked for.
     asked: Instant,
     abandoned: bool,
+    /// A row has it, of those that another pager has left.
+    inherited: bool,
 }
 
 #[derive(Default)]
@@ -124,6 +127,31 @@ impl World {
             self.slots.iter().filter(|(_, slot)| usize::from(slot.member) == member && slot.state == State::Getting);
         let asked: Vec<u32> = asked.map(|(chunk, _)| *chunk).collect();
         asked.into_iter().for_each(|chunk| self.answer_get(chunk));
+    }
+
+    /// The pager is gone, and another will ask: what was under way to servers has arrived, or not. What chunks there are is written
+    /// down; those whose put was not answered may be there.
+    pub(super) fn take_over(&mut self) {
+        for (_, chunk, page) in std::mem::take(&mut self.answers) {
+            let arrived = self.below(2) == 0;
+            let Some(slot) = self.slots.get(&chunk) else { continue };
+            let server = &mut self.servers[usize::from(slot.member)];
+            let takes = server.away_since.is_none() && !server.full && !server.leaving && slot.life == server.life;
+            if arrived && takes && slot.state == State::Putting {
+                server.kept.insert(chunk, page.expect("a put has a page"));
+            }
+        }
+        for slot in self.slots.values_mut() {
+            (slot.abandoned, slot.inherited) = (false, false);
+            slot.state = if slot.state == State::Putting { State::Putting } else { State::Kept };
+        }
+        for server in &mut self.servers {
+            (server.puts, server.full_until, server.heard) = (0, None, None);
+        }
+        self.broken.clear();
+        self.wake_at = None;
+        let later = Duration::from_millis(self.below(100));
+        self.now += later;
     }
 
     fn delay(&mut self) -> Duration {
@@ -309,6 +337,7 @@ impl Members for Simulated {
     }
 
     fn put(&mut self, member: u8, page: &Page, checksum: u64) -> Result<Handle, StoreError> {
+        point();
         let mut world = self.world();
         world.next += 1;
         let (chunk, now, delay) = (world.next, world.now, world.delay());
@@ -316,7 +345,8 @@ impl Members for Simulated {
         assert!(server.away_since.is_none(), "what cannot be asked is asked nothing");
         server.puts += 1;
         let life = server.life;
-        let slot = Slot { member, checksum, life, state: State::Putting, asked: now, abandoned: false };
+        let slot =
+            Slot { member, checksum, life, state: State::Putting, asked: now, abandoned: false, inherited: false };
         world.slots.insert(chunk, slot);
         world.answers.push((now + delay, chunk, Some(Box::new(*page))));
         Ok(Handle::from_bits(chunk).expect("few"))
@@ -347,6 +377,7 @@ impl Members for Simulated {
     }
 
     fn free(&mut self, chunk: Handle) {
+        point();
         let mut world = self.world();
         let slot = world.slots.get_mut(&chunk.bits()).expect("it is held");
         assert!(!slot.abandoned, "{chunk:?} is freed once");
@@ -360,6 +391,7 @@ impl Members for Simulated {
     }
 
     fn progress(&mut self, done: &mut dyn FnMut(Completion<'_>)) {
+        point();
         self.world().progress(done);
     }
 
@@ -376,6 +408,26 @@ impl Members for Simulated {
     fn wake_at(&mut self, at: Instant) {
         let mut world = self.world();
         world.wake_at = Some(world.wake_at.map_or(at, |set| set.min(at)));
+    }
+
+    fn inherit(&mut self, chunk: Handle) -> bool {
+        point();
+        let mut world = self.world();
+        let slot = world.slots.get_mut(&chunk.bits()).filter(|slot| slot.state == State::Kept);
+        slot.is_some_and(|slot| {
+            assert!(!std::mem::replace(&mut slot.inherited, true), "two rows have one chunk");
+            true
+        })
+    }
+
+    fn inherit_no_more(&mut self) {
+        point();
+        let mut world = self.world();
+        let left: Vec<u32> = world.slots.iter().filter(|(_, slot)| !slot.inherited).map(|(chunk, _)| *chunk).collect();
+        for chunk in left {
+            let slot = world.slots.remove(&chunk).expect("just seen");
+            world.servers[usize::from(slot.member)].forget.insert(chunk);
+        }
     }
 
     fn usage(&self) -> (u64, u64) {
