@@ -4,8 +4,10 @@ mod cluster;
 mod drain;
 mod error;
 mod hosts;
+mod membership;
 mod open;
 mod parameters;
+mod roll;
 mod status;
 mod tls;
 
@@ -23,6 +25,7 @@ use crate::stripe::{DATA_MAX, PARITY_MAX, Shape};
 pub use cluster::Etcd;
 pub use drain::Drain;
 pub use error::{OpenError, OpenErrorKind, UrlError};
+pub use membership::Membership;
 pub use open::{Opened, TakenOver, open, open_lasting, take_over};
 use parameters::Parameters;
 pub use spillway_cluster::Host;

@@ -42,6 +42,8 @@ impl<P: Protocol> Members for Remote<P> {
             gone: server.is_gone(now, self.settings.deadline),
             full: server.is_full(now) || server.condition.free_pages == 0,
             leaving: server.is_leaving(),
+            listed: server.listed,
+            domain: server.domain,
             room: server.puts < self.puts_max() && self.ops.has_page(),
             life: server.valid_since,
             load: server.condition.load,

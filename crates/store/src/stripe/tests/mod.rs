@@ -1,6 +1,7 @@
 //! Stripes over servers that do everything that servers do, from one seed: the same seed repeats the run.
 //! `SPILLWAY_STRIPES_SEEDS=0..1000` tries others.
 
+mod domains;
 mod model;
 mod servers;
 
