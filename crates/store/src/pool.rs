@@ -8,6 +8,7 @@ mod membership;
 mod open;
 mod parameters;
 mod roll;
+mod same;
 mod status;
 mod tls;
 
@@ -28,8 +29,9 @@ pub use error::{OpenError, OpenErrorKind, UrlError};
 pub use membership::Membership;
 pub use open::{Opened, TakenOver, open, open_lasting, take_over};
 use parameters::Parameters;
+pub use same::{is_same, without_password};
 pub use spillway_cluster::Host;
-pub use status::{ServerReport, status};
+pub use status::{ServerReport, status, warning};
 pub use tls::Tls;
 
 /// A pool, as named by a URL such as `local:?compress=lz4&size=8G`.
