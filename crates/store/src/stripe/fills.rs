@@ -213,16 +213,15 @@ impl Core {
         let takes = |member: u8| members.health(member, now).takes();
         let from = &self.fills[fill];
         if !takes(from.members[at]) {
-            let free = |member: &u8| {
-                #[cfg(test)]
-                if self.mutation == Some(Mutation::ShareMember) {
-                    return takes(*member);
-                }
-                takes(*member) && !from.uses(self.shape, *member)
-            };
+            let free = |member: &u8| takes(*member) && !from.uses(self.shape, *member);
             let sound = |member: &u8| free(member) && !self.watch.is_suspect(*member, now);
             let stand_in = self.stand_in(members, from, position, sound, now);
             let spare = stand_in.or_else(|| self.stand_in(members, from, position, free, now));
+            #[cfg(test)]
+            let spare = match self.mutation {
+                Some(Mutation::ShareMember) => (0..members.count()).find(|member| takes(*member)),
+                _ => spare,
+            };
             let missing = from.missing(members, now);
             let is_away = |member: &u8| {
                 let health = members.health(*member, now);
