@@ -65,8 +65,9 @@ def test_a_server_whose_entry_is_gone_gets_no_new_pages(processes, spillway, ser
     stays, goes = joining(servers, etcd), joining(servers, types.SimpleNamespace(address=f"127.0.0.1:{proxy.port}"))
     target = Program(processes, [build("fill"), 48], spillway, "12M", ["--pool", url_of(etcd)]).ready()
     pages_out(spillway, target, 24)
+    target.ask("verify")
     held = pages_of(spillway, goes)
-    assert held > 500
+    assert held > 2000
     proxy.end()
     eventually(lambda: goes.address not in pages_at(spillway, etcd), "its lease to end", 3 * LEASE_SECONDS, 0.5)
 
@@ -74,7 +75,8 @@ def test_a_server_whose_entry_is_gone_gets_no_new_pages(processes, spillway, ser
         # What it has is read as ever; what is written anew goes elsewhere.
         target.ask("verify")
         target.ask("rewrite")
-        return pages_of(spillway, goes) < held / 10
+        # Copies of pages that never leave again stay there.
+        return pages_of(spillway, goes) < held / 3
 
     eventually(deserted, "its pages to be elsewhere", 2 * NOTICED_SECONDS)
     target.ask("verify")
@@ -83,7 +85,7 @@ def test_a_server_whose_entry_is_gone_gets_no_new_pages(processes, spillway, ser
 
 def test_a_server_that_joins_is_the_spare_of_a_dead_one(holder, spillway, servers, etcd):  # noqa: F811
     members = [joining(servers, etcd, "--domain", f"rack{at}") for at in range(3)]
-    target, attached, _ = holder(url_of(etcd, "?data=2&parity=1&deadline=1s"))
+    target, attached, _ = holder(url_of(etcd, "?data=2&parity=1&deadline=3s"))
     members[0].kill()
     whole(target)
     eventually(lambda: protection(spillway, target)["degraded"] > 500, "groups to be degraded")
@@ -143,7 +145,7 @@ def test_domains_that_are_too_few_are_told(processes, spillway, servers, build, 
 
 def test_a_domain_may_be_lost(holder, spillway, servers, etcd):  # noqa: F811
     racks = [[joining(servers, etcd, "--domain", f"rack{rack}") for _ in range(2)] for rack in range(3)]
-    target, _, entry = holder(url_of(etcd, "?data=2&parity=1&deadline=1s"))
+    target, _, entry = holder(url_of(etcd, "?data=2&parity=1&deadline=3s"))
     assert entry["stored_bytes"] > 8 * MIB
     for server in racks[1]:
         server.send(signal.SIGKILL)

@@ -30,7 +30,7 @@ pub struct Membership {
     tls: Option<Credentials>,
     changes: Sender<Change<tcp::Tcp>>,
     over: Receiver<()>,
-    /// What the user was told once.
+    /// What the user was told, once each; whoever can write to etcd could make us say anything.
     told: BTreeSet<String>,
 }
 
@@ -62,8 +62,9 @@ impl Membership {
     pub fn run(mut self, mut say: impl FnMut(&str)) {
         loop {
             if let Ok(members) = self.directory.members() {
-                self.admit(&members, &mut say);
+                // First what takes no time: names are looked up for newcomers.
                 self.tell_differences(&members);
+                self.admit(&members, &mut say);
             }
             if self.over.recv_timeout(EVERY) != Err(RecvTimeoutError::Timeout) {
                 return;
@@ -110,7 +111,7 @@ impl Membership {
     }
 
     fn say_once(&mut self, text: String, say: &mut impl FnMut(&str)) {
-        if !self.told.contains(&text) {
+        if self.told.len() < HOSTS_MAX && !self.told.contains(&text) {
             say(&text);
             self.told.insert(text);
         }

@@ -56,10 +56,10 @@ impl<P: Protocol> Remote<P> {
         self.servers.push(server);
     }
 
-    /// Whether it has gone for good, as far as one can tell: it is no longer in the cluster, and has not been there for so long
-    /// that nobody waits for it.
+    /// Whether nobody expects it: it has left the cluster, or has never let us in, and has not been there for so long that
+    /// nobody waits for it.
     pub(super) fn is_retired(&self, server: &Server<P>, now: Instant) -> bool {
-        !server.listed && server.is_gone(now, self.settings.deadline)
+        !server.has_joined() && server.is_gone(now, self.settings.deadline)
     }
 }
 
@@ -76,6 +76,7 @@ mod tests {
     use super::*;
     use crate::remote::ledger::Ledger;
     use crate::remote::{Peer, Settings, wait};
+    use crate::stripe::members;
     use crate::tcp::Tcp;
     use crate::vault::Vault;
     use crate::{Completion, Got, Handle, Put, Store, Urgency};
@@ -182,6 +183,13 @@ mod tests {
         for pages in [&before, &after, &last] {
             read(&mut remote, pages);
         }
+        // One that never lets us in is none that will be back.
+        let nobody = Lent::start().peer();
+        changes.send(Change::Joined(Box::new(Server::new(nobody, Instant::now())), 2)).unwrap();
+        until(&mut remote, |remote, _, _| remote.servers.get(2).is_some_and(|server| server.failure.is_some()));
+        let is_retired = |at| members::Members::health(&remote, at, Instant::now()).is_retired();
+        assert_eq!([0, 1, 2].map(is_retired), [false, false, true]);
+
         changes.send(Change::Listed(1, true)).unwrap();
         until(&mut remote, |remote, _, _| remote.servers[1].listed);
         assert!(put(&mut remote, 200..250).iter().any(|(.., server)| *server == 1), "it is back");

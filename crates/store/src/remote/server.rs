@@ -160,6 +160,11 @@ impl<P: Protocol> Server<P> {
         self.is_ready() && self.condition.leaving
     }
 
+    /// Whether it is one of the pool's: it has not left the cluster, and has let us in once.
+    pub(crate) fn has_joined(&self) -> bool {
+        self.listed && self.epoch > 0
+    }
+
     /// Whether it, if it is there, takes no pages all the same.
     pub(crate) fn declines(&self, now: Instant) -> bool {
         self.is_full(now) || self.condition.leaving || !self.listed
