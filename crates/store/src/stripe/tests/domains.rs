@@ -126,6 +126,22 @@ fn chunks_of_a_row_are_in_different_domains() {
 }
 
 #[test]
+fn nothing_is_lost_and_all_ends_whatever_shares_a_domain() {
+    for seed in 0..40 {
+        let shape = [FOUR_AND_ONE, Shape { data: 2, parity: 1 }, Shape { data: 2, parity: 2 }][seed % 3];
+        let (servers, domains) = (shape.width() + 1 + seed % 4, 2 + seed % 6);
+        let weather = Weather::Survivable;
+        let setting = Setting { shape, servers, entries: 48, steps: 1500, weather, mutation: None };
+        let mut model = Model::new(setting, seed as u64);
+        for (at, server) in model.world.lock().unwrap().servers.iter_mut().enumerate() {
+            server.domain = u8::try_from(at % domains).unwrap();
+        }
+        model.run();
+        assert!(model.seen.got > 50, "seed {seed}: {:?}", model.seen);
+    }
+}
+
+#[test]
 fn mistakes_with_domains_are_noticed() {
     for mutation in [Mutation::ShareDomain, Mutation::RebuildAnywhere] {
         let is_caught = |seed| {
