@@ -1,8 +1,10 @@
 """Servers that join and leave while programs run, and pools that notice."""
 
+import base64
 import json
 import signal
 import types
+import urllib.request
 
 from harness import MIB, eventually
 from mechanics import Program
@@ -26,6 +28,15 @@ def pages_at(spillway, etcd):  # noqa: F811
     """How many pages each server of the cluster holds."""
     told = spillway.cli("pool", "status", url_of(etcd), "--json")
     return {row["server"]: row["pages"] for row in json.loads(told.stdout or "[]")}
+
+
+def entry_of(etcd, server):  # noqa: F811
+    """What stands in etcd about a server."""
+    key = base64.b64encode(f"/spillway/pool/servers/{server.address}".encode()).decode()
+    ask = urllib.request.Request(f"http://{etcd.address}/v3/kv/range", json.dumps({"key": key}).encode())
+    with urllib.request.urlopen(ask, timeout=5) as answer:
+        (found,) = json.load(answer)["kvs"]
+    return json.loads(base64.b64decode(found["value"]))
 
 
 def pages_of(spillway, server):
@@ -56,6 +67,20 @@ def test_a_server_that_joins_gets_pages_at_once(processes, spillway, servers, bu
     target.ask("verify")
     target.tell("exit 7")
     assert target.status() == 7, target.err
+
+
+def test_a_server_tells_how_busy_it_is(processes, spillway, servers, build, etcd):  # noqa: F811
+    server = joining(servers, etcd, "--domain", "rack7")
+    entry = entry_of(etcd, server)
+    told = {"version": 1, "address": server.address, "domain": "rack7", "capacity_bytes": 512 * MIB}
+    assert entry == told | {"load_percent": entry["load_percent"]}
+    target = Program(processes, [build("fill"), 48], spillway, "12M", ["--pool", url_of(etcd)]).ready()
+
+    def busy():
+        target.ask("rewrite")
+        return entry_of(etcd, server)["load_percent"] > 0
+
+    eventually(busy, "its load to be told", 30)
 
 
 def test_a_server_whose_entry_is_gone_gets_no_new_pages(processes, spillway, servers, build, etcd):  # noqa: F811

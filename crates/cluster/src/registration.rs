@@ -10,7 +10,7 @@ use crate::{Cluster, Member};
 const LEASE: Duration = Duration::from_secs(6);
 
 /// A load that differs by less from what is told is not told: each change is a write on etcd's disk.
-const LOAD_STEP_PERCENT: u8 = 10;
+const LOAD_STEP_PERCENT: u8 = 3;
 
 /// See the module's documentation. Keep it with [`Registration::keep`].
 pub struct Registration {
