@@ -191,12 +191,13 @@ pub(crate) fn serve_on(
     sys::block_signals();
     let local = changes.local.unwrap_or_else(|| remains.local());
     let replacement = changes.replacement.unwrap_or_else(|| remains.replacement());
-    let store = pool::take_over(&remains.pool(), remains.vault())?;
+    let url = remains.pool();
+    let store = pool::take_over(&url, remains.vault())?;
     let pager = Pager::take_over(remains, local, replacement, store)?;
     if changes.share_pages {
         pager.share_pages(None, true)?;
     }
-    let service = Arc::new(Service::new(pager, pid, 0));
+    let service = Arc::new(Service::new(pager, pid, 0).in_pool(&url));
     let milliseconds = begun.elapsed().as_secs_f64() * 1e3;
     let note = format!("took process {pid} over from {from} in {milliseconds:.1} ms; Ctrl-C lets it go");
     serve_until_gone(&service, None, (!told.quiet).then_some(note));
@@ -215,7 +216,7 @@ pub(crate) fn manage(pid: i32, terms: &Terms<'_>, lasts: Option<Duration>) -> Re
     let (store, lasting) = pool::open_lasting(terms.pool)?;
     let share_pages = terms.share_pages;
     let options = Options { local, choice, replacement, store, on_pager_death, recording, share_pages, lasting };
-    let service = Arc::new(Service::new(Pager::adopt(pid, options)?, pid, 0));
+    let service = Arc::new(Service::new(Pager::adopt(pid, options)?, pid, 0).in_pool(terms.pool));
     let now = service.snapshot();
     let (pause, touched) = (now.adopt_pause_us, Bytes(now.touched_bytes));
     local::warning(local).into_iter().for_each(say::note);

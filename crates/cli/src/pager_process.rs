@@ -143,7 +143,10 @@ pub(crate) fn serve(args: &Args) -> Result<u8, Failure> {
     sys::block_signals();
     let mut front = Lines::new(socket).map_err(failed)?;
     let service = match start(args) {
-        Ok((pager, recorder)) => Arc::new(Service::new(pager, 0, args.front).recording(recorder)),
+        Ok((pager, recorder)) => {
+            let service = Service::new(pager, 0, args.front).in_pool(&args.pool);
+            Arc::new(service.recording(recorder))
+        }
         Err(failure) => {
             let _ = front.send(&Reply::Error(failure.to_string()));
             return Ok(failure.status);

@@ -2,7 +2,7 @@
 
 use crate::failure::{FAILED, Failure};
 use spillway_pager::LastingPool;
-use spillway_store::pool::{self, Opened, TakenOver, Url};
+use spillway_store::pool::{self, Membership, Opened, TakenOver, Url};
 use spillway_store::vault::Vault;
 use spillway_store::{Inheritance, Refill, Store};
 use std::time::Duration;
@@ -17,13 +17,14 @@ pub(crate) fn parse(url: &str) -> Result<Url, Failure> {
     Url::parse(url).map_err(|error| Failure::refused(error.to_string()))
 }
 
-/// Opens the pool, and starts the thread that it may need.
+/// Opens the pool, and starts the threads that it may need.
 pub(crate) fn open(url: &str) -> Result<Box<dyn Store>, Failure> {
     begin(pool::open(url).map_err(|error| Failure::refused(error.to_string()))?)
 }
 
-fn begin(Opened { store, refill, note }: Opened) -> Result<Box<dyn Store>, Failure> {
+fn begin(Opened { store, refill, membership, note }: Opened) -> Result<Box<dyn Store>, Failure> {
     refill.map(supply).transpose()?;
+    membership.map(follow).transpose()?;
     note.into_iter().for_each(|note| crate::say::note(&note));
     Ok(store)
 }
@@ -43,17 +44,25 @@ pub(crate) fn open_lasting(url: &str) -> Result<(Box<dyn Store>, Option<LastingP
 /// The pool that a dead pager has left.
 pub(crate) fn take_over(url: &str, vault: &Vault) -> Result<Box<dyn Inheritance>, Failure> {
     let opened = pool::take_over(url, vault).map_err(|error| Failure::refused(error.to_string()))?;
-    let Some(TakenOver { store, refill }) = opened else {
+    let Some(TakenOver { store, refill, membership }) = opened else {
         return Err(Failure::refused(format!("the pool `{url}` cannot be taken over from a dead pager")));
     };
     refill.map(supply).transpose()?;
+    membership.map(follow).transpose()?;
     Ok(store)
 }
 
 fn supply(refill: Refill) -> Result<(), Failure> {
-    let started = crate::control::thread("refill").spawn(move || top_up(refill));
+    start("refill", move || top_up(refill))
+}
+
+fn follow(membership: Membership) -> Result<(), Failure> {
+    start("members", move || membership.run(|line| crate::say::note(crate::say::clean(line))))
+}
+
+fn start(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
     let failed = |error| Failure::new(FAILED, format!("the pool's thread could not be started: {error}"));
-    started.map(drop).map_err(failed)
+    crate::control::thread(name).spawn(work).map(drop).map_err(failed)
 }
 
 fn top_up(mut refill: Refill) {

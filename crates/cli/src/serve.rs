@@ -82,8 +82,12 @@ pub(crate) fn serve(args: &Args) -> Result<u8, Failure> {
     // A thread of its own: nobody may read what it says, and then it waits for ever.
     let telling = crate::control::thread("refusals").spawn(|| teller.run(REFUSALS_EVERY, tell_refused));
     telling.map_err(|error| refused(&Error::Thread(error)))?;
-    let joined = cluster.map(|cluster| args.join.join(cluster, server.address(), memory.0)).transpose()?;
     let stop = server.stopper();
+    let load = {
+        let server = stop.clone();
+        move || server.load_percent()
+    };
+    let joined = cluster.map(|cluster| args.join.join(cluster, server.address(), memory.0, load)).transpose()?;
     let serving = crate::control::thread("serve").spawn(|| server.run());
     let serving = serving.map_err(|error| refused(&Error::Thread(error)))?;
     while !serving.is_finished() {

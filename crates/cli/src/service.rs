@@ -137,6 +137,8 @@ pub(crate) struct Service<P = Pager> {
     answering: AtomicUsize,
     /// The most that was seen in the pool, and what the pool kept for it.
     stored_peak: Mutex<(u64, u64)>,
+    /// Where its pages are, as anyone may read it; empty where nobody is to know.
+    pool: String,
     /// Where this is a daemon.
     host: Option<Host>,
 }
@@ -162,7 +164,7 @@ pub(crate) struct Listing {
     /// Whether this is a daemon.
     #[serde(default)]
     pub(crate) daemon: bool,
-    /// Where a daemon's pages are.
+    /// Where its pages are: a URL, without a password unless this is a daemon.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) pool: String,
     /// What a daemon manages, also when that is nothing; no word of it where this is none.
@@ -185,8 +187,14 @@ impl<P: Paging> Service<P> {
             recorder: Mutex::new(None),
             answering: AtomicUsize::new(0),
             stored_peak: Mutex::new((0, 0)),
+            pool: String::new(),
             host: None,
         }
+    }
+
+    /// The same, of a pager whose pages are in the pool of this URL.
+    pub(crate) fn in_pool(self, url: &str) -> Self {
+        Self { pool: spillway_store::pool::without_password(url), ..self }
     }
 
     /// The same, of a daemon.
@@ -262,7 +270,7 @@ impl<P: Paging> Service<P> {
             front_pid: self.front,
             detached: self.is_detached(),
             daemon: self.host.is_some(),
-            pool: self.host.as_ref().map_or_else(String::new, |host| host.pool.clone()),
+            pool: self.host.as_ref().map_or_else(|| self.pool.clone(), |host| host.pool.clone()),
             targets,
             snapshot,
         }

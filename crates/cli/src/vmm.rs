@@ -91,7 +91,7 @@ pub(crate) fn vmm(args: &Args) -> Result<u8, Failure> {
         lasting: None,
     };
     let own = std::process::id().cast_signed();
-    let service = Arc::new(Service::new(Pager::host(options)?, own, 0));
+    let service = Arc::new(Service::new(Pager::host(options)?, own, 0).in_pool(&args.pool));
     let monitors = Monitors { service: Arc::clone(&service), image, quiet: args.quiet, listened_to: Arc::default() };
     let started = control::thread("monitors").spawn(move || monitors.listen(&listener));
     started.map_err(|error| Failure::refused(format!("cannot listen: {}", say::error(&error))))?;

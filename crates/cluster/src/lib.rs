@@ -58,11 +58,19 @@ impl Cluster {
     /// # Errors
     /// When no endpoint answers. Entries that are none are passed over: another version may have put them there.
     pub fn members(&self) -> Result<Vec<Member>, Error> {
-        let mut members: Vec<Member> =
-            self.etcd().list(&self.prefix())?.iter().filter_map(|value| parse_member(value)).collect();
-        members.sort_by(|one, other| one.address.cmp(&other.address));
-        members.dedup_by(|one, other| one.address == other.address);
-        Ok(members)
+        self.directory().members()
+    }
+
+    /// For whoever asks for its servers again and again.
+    #[must_use]
+    pub fn directory(&self) -> Directory {
+        Directory { etcd: self.etcd(), prefix: self.prefix() }
+    }
+
+    /// Whether another URL names the same servers: the name is the same, and etcd at one place at least.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.name == other.name && self.endpoints.iter().any(|endpoint| other.endpoints.contains(endpoint))
     }
 
     fn etcd(&self) -> Etcd {
@@ -72,6 +80,26 @@ impl Cluster {
     /// What the keys of all servers start with.
     fn prefix(&self) -> String {
         format!("/spillway/{}/servers/", self.name)
+    }
+}
+
+/// A cluster's servers; keeps the connection over which it was asked.
+pub struct Directory {
+    etcd: Etcd,
+    prefix: String,
+}
+
+impl Directory {
+    /// As [`Cluster::members`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn members(&self) -> Result<Vec<Member>, Error> {
+        let mut members: Vec<Member> =
+            self.etcd.list(&self.prefix)?.iter().filter_map(|value| parse_member(value)).collect();
+        members.sort_by(|one, other| one.address.cmp(&other.address));
+        members.dedup_by(|one, other| one.address == other.address);
+        Ok(members)
     }
 }
 
@@ -85,6 +113,19 @@ impl fmt::Display for Cluster {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cluster_is_the_same_by_any_of_its_endpoints() {
+        let cluster = |text| Cluster::parse(text).unwrap();
+        for (one, other, same) in [
+            ("//a/pool", "//a:2379/pool/", true),
+            ("//a,b/pool", "//b,c/pool", true),
+            ("//a/pool", "//b/pool", false),
+            ("//a/pool", "//a/loop", false),
+        ] {
+            assert_eq!(cluster(one).is_same(&cluster(other)), same, "{one} {other}");
+        }
+    }
 
     #[test]
     fn urls_are_read_as_they_are_written() {

@@ -16,6 +16,9 @@ pub struct Member {
     pub domain: String,
     /// Bytes that it lends.
     pub capacity_bytes: u64,
+    /// The share of its time that it was busy when it last said so, in percent; servers of an older version do not say.
+    #[serde(default)]
+    pub load_percent: u8,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -50,8 +53,15 @@ mod tests {
 
     #[test]
     fn entries_are_read_as_they_were_written_and_others_are_not() {
-        let member = Member { address: "10.0.0.1:7070".into(), domain: "rack1".into(), capacity_bytes: 1 << 30 };
+        let member = Member {
+            address: "10.0.0.1:7070".into(),
+            domain: "rack1".into(),
+            capacity_bytes: 1 << 30,
+            load_percent: 7,
+        };
         let entry = member.to_entry();
+        let older = entry.replace(",\"load_percent\":7", "");
+        assert_eq!(parse_member(older.as_bytes()), Some(Member { load_percent: 0, ..member.clone() }));
         assert_eq!(parse_member(entry.as_bytes()), Some(member));
         for other in [
             entry.replace("\"version\":1", "\"version\":2"),

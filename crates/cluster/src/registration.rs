@@ -9,11 +9,14 @@ use crate::{Cluster, Member};
 /// How long an entry outlives a server that has vanished.
 const LEASE: Duration = Duration::from_secs(6);
 
+/// A load that differs by less from what is told is not told: each change is a write on etcd's disk.
+const LOAD_STEP_PERCENT: u8 = 3;
+
 /// See the module's documentation. Keep it with [`Registration::keep`].
 pub struct Registration {
     etcd: Etcd,
     key: String,
-    entry: String,
+    member: Member,
     lease: Option<Lease>,
 }
 
@@ -25,22 +28,28 @@ impl Registration {
     #[must_use]
     pub fn new(cluster: &Cluster, member: &Member) -> Self {
         let key = format!("{}{}", cluster.prefix(), member.address);
-        Self { etcd: cluster.etcd(), key, entry: member.to_entry(), lease: None }
+        Self { etcd: cluster.etcd(), key, member: member.clone(), lease: None }
     }
 
-    /// Makes the entry, or makes it last. True when it was made, because it was not there.
+    /// Makes the entry, or makes it last; the server is so busy now. True when it was made, because it was not there.
     ///
     /// # Errors
     /// When etcd does not answer: then the entry ends with its lease, and is made again by a later call.
-    pub fn keep(&mut self) -> Result<bool, Error> {
+    pub fn keep(&mut self, load_percent: u8) -> Result<bool, Error> {
         if let Some(lease) = &self.lease
             && self.etcd.keep_alive(lease)?
         {
+            if load_percent.abs_diff(self.member.load_percent) >= LOAD_STEP_PERCENT {
+                let now = Member { load_percent, ..self.member.clone() };
+                self.etcd.put(&self.key, &now.to_entry(), lease)?;
+                self.member = now;
+            }
             return Ok(false);
         }
         self.lease = None;
+        self.member.load_percent = load_percent;
         let lease = self.etcd.grant(LEASE.as_secs())?;
-        self.etcd.put(&self.key, &self.entry, &lease)?;
+        self.etcd.put(&self.key, &self.member.to_entry(), &lease)?;
         self.lease = Some(lease);
         Ok(true)
     }

@@ -14,7 +14,7 @@ use crate::keeper::Keeper;
 use crate::pool::Pool;
 use crate::shared::Shared;
 use crate::spill::Spill;
-use crate::stats::Meter;
+use crate::stats::{self, Meter};
 use crate::tenants::Tenants;
 use crate::worker::{Inbox, Worker};
 
@@ -85,7 +85,7 @@ pub struct Server {
     keeper: Keeper,
 }
 
-/// Ends a server, from any thread.
+/// Ends a server, and tells how it is, from any thread.
 #[derive(Clone)]
 pub struct Stop {
     shared: Arc<Shared>,
@@ -97,6 +97,13 @@ impl Stop {
     pub fn stop(&self) {
         self.shared.ending.store(true, Relaxed);
         self.inboxes.iter().for_each(|inbox| inbox.wake());
+    }
+
+    /// The share of its time that it is busy.
+    #[must_use]
+    pub fn load_percent(&self) -> u8 {
+        let percent = u16::from(stats::load(&self.shared.meters)) * 100 / u16::from(u8::MAX);
+        u8::try_from(percent).expect("at most 100")
     }
 }
 

@@ -4,8 +4,11 @@ mod cluster;
 mod drain;
 mod error;
 mod hosts;
+mod membership;
 mod open;
 mod parameters;
+mod roll;
+mod same;
 mod status;
 mod tls;
 
@@ -23,10 +26,12 @@ use crate::stripe::{DATA_MAX, PARITY_MAX, Shape};
 pub use cluster::Etcd;
 pub use drain::Drain;
 pub use error::{OpenError, OpenErrorKind, UrlError};
+pub use membership::Membership;
 pub use open::{Opened, TakenOver, open, open_lasting, take_over};
 use parameters::Parameters;
+pub use same::{is_same, without_password};
 pub use spillway_cluster::Host;
-pub use status::{ServerReport, status};
+pub use status::{ServerReport, status, warning};
 pub use tls::Tls;
 
 /// A pool, as named by a URL such as `local:?compress=lz4&size=8G`.

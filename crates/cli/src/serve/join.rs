@@ -45,13 +45,19 @@ impl Membership {
         Cluster::parse(place).map(Some).map_err(|error| Failure::refused(format!("--join: {error}")))
     }
 
-    /// Joins `cluster` with a server at `address`.
-    pub(super) fn join(&self, cluster: Cluster, address: SocketAddr, capacity_bytes: u64) -> Result<Joined, Failure> {
+    /// Joins `cluster` with a server at `address`, which is as busy as `load` says.
+    pub(super) fn join(
+        &self,
+        cluster: Cluster,
+        address: SocketAddr,
+        capacity_bytes: u64,
+        load: impl Fn() -> u8 + Send + 'static,
+    ) -> Result<Joined, Failure> {
         let address = self.advertise.clone().unwrap_or_else(|| address.to_string());
         let domain = self.domain.clone().unwrap_or_else(|| host_name().unwrap_or_else(|| address.clone()));
-        let member = Member { address, domain, capacity_bytes };
+        let member = Member { address, domain, capacity_bytes, load_percent: 0 };
         let (stop, stopped) = channel();
-        let work = move || keep(&cluster, &member, &stopped);
+        let work = move || keep(&cluster, &member, load, &stopped);
         let thread = crate::control::thread("join").spawn(work).map_err(|error| refused(&Error::Thread(error)))?;
         Ok(Joined { stop, thread })
     }
@@ -73,18 +79,18 @@ pub(super) struct Joined {
 }
 
 impl Joined {
-    /// Leaves the cluster: pools opened from now on do without this server.
+    /// Leaves the cluster: pools put nothing there from now on.
     pub(super) fn leave(self) {
         drop(self.stop);
         let _ = self.thread.join();
     }
 }
 
-fn keep(cluster: &Cluster, member: &Member, stopped: &Receiver<()>) {
+fn keep(cluster: &Cluster, member: &Member, load: impl Fn() -> u8, stopped: &Receiver<()>) {
     let mut registration = Registration::new(cluster, member);
     let mut is_well = true;
     loop {
-        match registration.keep() {
+        match registration.keep(load()) {
             Ok(made) => {
                 if made {
                     say::note(format!("joined {cluster} as {}", member.address));

@@ -1,8 +1,13 @@
 //! Pools whose servers are found in etcd.
 
-use spillway_cluster::Cluster;
+use spillway_cluster::{Cluster, Member};
 
-use super::{OpenError, OpenErrorKind, Tcp, Url, hosts};
+use super::hosts::{self, HOSTS_MAX};
+use super::membership::Membership;
+use super::{OpenError, OpenErrorKind, Tcp, Url};
+use crate::remote::news::News;
+use crate::stripe::spread;
+use crate::tcp;
 
 /// Servers that have joined a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,20 +18,53 @@ pub struct Etcd {
     pub tcp: Tcp,
 }
 
-impl Url {
-    /// The same pool with the servers that its cluster has now. Asks etcd, which takes seconds at most.
-    pub(super) fn with_servers(self) -> Result<Self, OpenError> {
-        let Self::Etcd(Etcd { cluster, tcp }) = self else { return Ok(self) };
+/// The servers that a cluster has now.
+pub(super) struct Found {
+    cluster: Cluster,
+    /// How they are spoken to; names all of them.
+    pub(super) tcp: Tcp,
+    /// In the same order.
+    pub(super) members: Vec<Member>,
+}
+
+impl Etcd {
+    /// Asks etcd, which takes seconds at most.
+    pub(super) fn find(self) -> Result<Found, OpenError> {
+        let Self { cluster, tcp } = self;
         let fail = |kind, text: String| OpenError { server: cluster.to_string(), kind, text };
-        let members = cluster.members().map_err(|error| fail(OpenErrorKind::Unreachable, error.to_string()))?;
+        let mut members = cluster.members().map_err(|error| fail(OpenErrorKind::Unreachable, error.to_string()))?;
         if members.is_empty() {
             let text = format!("no server has joined: start some with `spillway serve --join {cluster}`");
             return Err(fail(OpenErrorKind::Unreachable, text));
         }
-        let addresses: Vec<String> = members.into_iter().map(|member| member.address).collect();
+        members.truncate(HOSTS_MAX);
+        let addresses: Vec<&str> = members.iter().map(|member| &member.address[..]).collect();
         let hosts = hosts::parse("etcd", &addresses.join(","), 0)
             .map_err(|error| fail(OpenErrorKind::Protocol, format!("an entry there names no server: {error}")))?;
         let tcp = Tcp { hosts, ..tcp }.with_enough_hosts();
-        Ok(Self::Tcp(tcp.map_err(|error| fail(OpenErrorKind::Unsuitable, error.to_string()))?))
+        let tcp = tcp.map_err(|error| fail(OpenErrorKind::Unsuitable, error.to_string()))?;
+        Ok(Found { cluster, tcp, members })
+    }
+}
+
+impl Found {
+    /// What keeps a pool of these servers informed, and what it is to listen to.
+    pub(super) fn follow(&self) -> Result<(Membership, News<tcp::Tcp>), OpenError> {
+        let addresses = self.tcp.hosts.iter().map(ToString::to_string);
+        Membership::new(&self.cluster, &self.tcp, addresses, &self.members)
+    }
+
+    /// What a pool of these servers does not survive though it looks as if it did, in a line.
+    pub(super) fn warning(&self) -> Option<String> {
+        let domains: Vec<&str> = self.members.iter().map(|member| &member.domain[..]).collect();
+        self.tcp.stripes.and_then(|shape| spread::warning(shape, &domains))
+    }
+}
+
+impl Url {
+    /// The same pool with the servers that its cluster has now. Asks etcd, which takes seconds at most.
+    pub(super) fn with_servers(self) -> Result<Self, OpenError> {
+        let Self::Etcd(etcd) = self else { return Ok(self) };
+        Ok(Self::Tcp(etcd.find()?.tcp))
     }
 }

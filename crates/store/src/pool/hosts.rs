@@ -5,9 +5,10 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use spillway_cluster::Host;
 
 use super::{OpenError, OpenErrorKind, UrlError};
+use crate::remote::news::SERVERS_MAX;
 
 /// The most servers that a pool has: a page's place takes a byte.
-const HOSTS_MAX: usize = 255;
+pub(super) const HOSTS_MAX: usize = SERVERS_MAX;
 
 /// Looks the name up, which may take seconds.
 pub(super) fn resolve(host: &Host) -> Result<Vec<SocketAddr>, OpenError> {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Cache, Etcd, Host, OpenError, OpenErrorKind, Tcp, Tls, Url, hosts};
+use super::{Cache, Etcd, Host, Membership, OpenError, OpenErrorKind, Tcp, Tls, Url, hosts};
 use crate::emulated::Emulated;
 use crate::file::File;
 use crate::layer::{self, Layer};
@@ -10,6 +10,7 @@ use crate::memcached::Memcached;
 use crate::redis::Redis;
 use crate::remote::ledger::{Ledger, Note};
 use crate::remote::names::Names;
+use crate::remote::news::News;
 use crate::remote::protocol::Protocol;
 use crate::remote::{Peer, Remote};
 use crate::stripe::{Shape, Stripes};
@@ -26,13 +27,15 @@ pub struct Opened {
     pub store: Box<dyn Store>,
     /// For the embedded pool, what a background thread must keep topped up.
     pub refill: Option<Refill>,
+    /// Of servers that come and go, what a background thread must run.
+    pub membership: Option<Membership>,
     /// What the user should know, in a line.
     pub note: Option<String>,
 }
 
 impl Opened {
     fn new(store: impl Store + 'static) -> Self {
-        Self { store: Box::new(store), refill: None, note: None }
+        Self { store: Box::new(store), refill: None, membership: None, note: None }
     }
 
     fn with(self, config: layer::Config) -> Result<Self, OpenError> {
@@ -49,6 +52,8 @@ pub struct TakenOver {
     pub store: Box<dyn Inheritance>,
     /// As in [`Opened`].
     pub refill: Option<Refill>,
+    /// As in [`Opened`].
+    pub membership: Option<Membership>,
 }
 
 /// Opens the pool that a URL names. Looks names up and waits for servers, some seconds at most.
@@ -60,7 +65,7 @@ pub fn open(url: &str) -> Result<Opened, OpenError> {
 }
 
 fn open_in(url: Url, vault: Option<&Vault>) -> Result<Opened, OpenError> {
-    match url.with_servers()? {
+    match url {
         Url::Local(config) => {
             let (store, refill) = vault.map_or_else(|| Local::new(config), |vault| Local::lasting(config, vault));
             Ok(Opened { refill: Some(refill), ..Opened::new(store) })
@@ -68,19 +73,21 @@ fn open_in(url: Url, vault: Option<&Vault>) -> Result<Opened, OpenError> {
         Url::Memcached(cache) => {
             let names = names(&cache);
             let memcached = || Memcached::new(names.clone(), cache.compression, cache.lossy);
-            connect(&cache.hosts, cache.settings, cache.stripes, None, memcached, vault)?.with(cache.layer)
+            connect(&cache.hosts, cache.settings, cache.stripes, None, memcached, vault, None)?.with(cache.layer)
         }
         Url::Redis(cache) => {
             let names = names(&cache);
             let redis = || Redis::new(names.clone(), cache.password.clone(), cache.compression, cache.lossy);
-            connect(&cache.hosts, cache.settings, cache.stripes, None, redis, vault)?.with(cache.layer)
+            connect(&cache.hosts, cache.settings, cache.stripes, None, redis, vault, None)?.with(cache.layer)
         }
-        Url::Tcp(Tcp { hosts, token_file, tls, stripes, settings, layer }) => {
-            let token = token_file.as_deref().map(read_token).transpose()?.unwrap_or_default();
-            let speak = || tcp::Tcp::new(token.clone());
-            connect(&hosts, settings, stripes, tls.as_ref(), speak, vault)?.with(layer)
+        Url::Tcp(tcp) => open_tcp(&tcp, vault, None)?.with(tcp.layer),
+        Url::Etcd(etcd) => {
+            let found = etcd.find()?;
+            let (membership, news) = found.follow()?;
+            let opened = open_tcp(&found.tcp, vault, Some(news))?;
+            let note = opened.note.or(found.warning());
+            Opened { membership: Some(membership), note, ..opened }.with(found.tcp.layer)
         }
-        Url::Etcd(_) => unreachable!("its servers are known by now"),
         Url::File(super::File { path, size_bytes, layer }) => {
             let (file, note) = File::open(&path, size_bytes)?;
             Opened { note, ..Opened::new(file) }.with(layer)
@@ -90,6 +97,15 @@ fn open_in(url: Url, vault: Option<&Vault>) -> Result<Opened, OpenError> {
             Ok(Opened { refill: Some(refill), ..Opened::new(store) })
         }
     }
+}
+
+fn open_tcp(
+    Tcp { hosts, token_file, tls, stripes, settings, .. }: &Tcp,
+    vault: Option<&Vault>,
+    news: Option<News<tcp::Tcp>>,
+) -> Result<Opened, OpenError> {
+    let token = token_file.as_deref().map(read_token).transpose()?.unwrap_or_default();
+    connect(hosts, *settings, *stripes, tls.as_ref(), || tcp::Tcp::new(token.clone()), vault, news)
 }
 
 /// The same, where the memory that matters outlives this process: the vault has what [`take_over`] needs. None for a pool of
@@ -114,9 +130,10 @@ pub fn take_over(url: &str, vault: &Vault) -> Result<Option<TakenOver>, OpenErro
     }
     if let Url::Local(config) = url {
         let (store, refill) = Local::take_over(config, vault);
-        return Ok(Some(TakenOver { store: Box::new(store), refill: Some(refill) }));
+        return Ok(Some(TakenOver { store: Box::new(store), refill: Some(refill), membership: None }));
     }
     let Some(left) = Ledger::found(vault) else { return Ok(None) };
+    let mut membership = None;
     let store = match url {
         Url::Memcached(cache) => {
             let memcached = || Memcached::new(names(&cache), cache.compression, cache.lossy);
@@ -128,15 +145,19 @@ pub fn take_over(url: &str, vault: &Vault) -> Result<Option<TakenOver>, OpenErro
             let remote = connect_again(left, cache.settings, cache.stripes, None, redis, vault)?;
             inherit(remote, cache.stripes, vault)
         }
-        Url::Tcp(Tcp { token_file, tls, stripes, settings, .. })
-        | Url::Etcd(Etcd { tcp: Tcp { token_file, tls, stripes, settings, .. }, .. }) => {
-            let token = token_file.as_deref().map(read_token).transpose()?.unwrap_or_default();
-            let speak = || tcp::Tcp::new(token.clone());
-            inherit(connect_again(left, settings, stripes, tls.as_ref(), speak, vault)?, stripes, vault)
+        Url::Tcp(tcp) => inherit(tcp_again(left, &tcp, vault)?, tcp.stripes, vault),
+        Url::Etcd(Etcd { cluster, tcp }) => {
+            // By number, as pages name them.
+            let addresses: Vec<String> = left.1.iter().map(|note| note.name.clone()).collect();
+            let mut remote = tcp_again(left, &tcp, vault)?;
+            let (followed, news) = Membership::new(&cluster, &tcp, addresses, &[])?;
+            remote.follow(news);
+            membership = Some(followed);
+            inherit(remote, tcp.stripes, vault)
         }
         Url::Local(_) | Url::File(_) | Url::Emulated(_) => return Ok(None),
     };
-    Ok(Some(TakenOver { store, refill: None }))
+    Ok(Some(TakenOver { store, refill: None, membership }))
 }
 
 /// Whether another process can take such a pool over.
@@ -147,6 +168,11 @@ fn lasts(url: &Url) -> bool {
         Url::Tcp(tcp) | Url::Etcd(Etcd { tcp, .. }) => tcp.layer == layer::Config::default(),
         Url::File(_) | Url::Emulated(_) => false,
     }
+}
+
+fn tcp_again(left: (Ledger, Vec<Note>), tcp: &Tcp, vault: &Vault) -> Result<Remote<tcp::Tcp>, OpenError> {
+    let token = tcp.token_file.as_deref().map(read_token).transpose()?.unwrap_or_default();
+    connect_again(left, tcp.settings, tcp.stripes, tcp.tls.as_ref(), || tcp::Tcp::new(token.clone()), vault)
 }
 
 fn connect_again<P: Protocol>(
@@ -189,6 +215,7 @@ fn connect<P: Protocol>(
     tls: Option<&Tls>,
     speak: impl Fn() -> P,
     vault: Option<&Vault>,
+    news: Option<News<P>>,
 ) -> Result<Opened, OpenError> {
     let tls = tls.map(Tls::read).transpose()?;
     let peer = |host: &Host| {
@@ -196,7 +223,8 @@ fn connect<P: Protocol>(
         Ok(Peer { name: host.to_string(), addresses: hosts::resolve(host)?, protocol: speak(), tls })
     };
     let peers = hosts.iter().map(peer).collect::<Result<_, OpenError>>()?;
-    let remote = Remote::open(peers, settings, vault)?;
+    let mut remote = Remote::open(peers, settings, vault)?;
+    news.into_iter().for_each(|news| remote.follow(news));
     Ok(match stripes {
         None => Opened::new(remote),
         Some(shape) => Opened::new(Stripes::new(Box::new(remote.into_members()), shape, vault)),

@@ -9,10 +9,11 @@ use spillway_wire::answer::{self, AnswerBody, Condition, ServerStatus};
 use spillway_wire::{request, tls};
 
 use super::open::read_token;
-use super::{Cache, Host, OpenError, OpenErrorKind, Tls, Url, hosts};
+use super::{Cache, Etcd, Host, OpenError, OpenErrorKind, Tcp, Tls, Url, hosts};
 use crate::remote::names::number;
 use crate::remote::protocol::{Greeting, Protocol};
 use crate::remote::refusals;
+use crate::stripe::spread;
 use crate::tcp;
 
 /// How long a server may take for each answer.
@@ -27,6 +28,8 @@ const REPORT_BYTES_MAX: usize = 64 << 10;
 pub struct ServerReport {
     /// Host and port.
     pub server: String,
+    /// What fails together with it, where its cluster tells.
+    pub domain: Option<String>,
     /// Why nothing else is known.
     pub error: Option<String>,
     /// Bytes that it may use.
@@ -65,24 +68,42 @@ pub fn status(url: &str) -> Result<Vec<ServerReport>, OpenError> {
             Err(error) => ServerReport { server, error: Some(error.text), ..ServerReport::default() },
         }
     };
-    match Url::parse(url)?.with_servers()? {
-        Url::Tcp(pool) => {
-            let token = pool.token_file.as_deref().map(read_token).transpose()?.unwrap_or_default();
-            let tls = pool.tls.as_ref().map(Tls::read).transpose()?;
-            let ask = |host| {
-                let tls = tls.as_ref().map(|tls| tls.of(host)).transpose()?;
-                ask_tcp(host, tls.as_ref(), token.clone())
-            };
-            Ok(pool.hosts.iter().map(|host| report(host, ask(host))).collect())
+    let ask_all = |pool: &Tcp| -> Result<Vec<ServerReport>, OpenError> {
+        let token = pool.token_file.as_deref().map(read_token).transpose()?.unwrap_or_default();
+        let tls = pool.tls.as_ref().map(Tls::read).transpose()?;
+        let ask = |host| {
+            let tls = tls.as_ref().map(|tls| tls.of(host)).transpose()?;
+            ask_tcp(host, tls.as_ref(), token.clone())
+        };
+        Ok(pool.hosts.iter().map(|host| report(host, ask(host))).collect())
+    };
+    match Url::parse(url)? {
+        Url::Tcp(pool) => ask_all(&pool),
+        Url::Etcd(etcd) => {
+            let found = etcd.find()?;
+            let reports = ask_all(&found.tcp)?.into_iter().zip(found.members);
+            Ok(reports.map(|(report, member)| ServerReport { domain: Some(member.domain), ..report }).collect())
         }
         Url::Memcached(cache) => Ok(cache.hosts.iter().map(|host| report(host, ask_memcached(host))).collect()),
         Url::Redis(cache) => Ok(cache.hosts.iter().map(|host| report(host, ask_redis(host, &cache))).collect()),
-        Url::Etcd(_) => unreachable!("its servers are known by now"),
         Url::Local(_) | Url::File(_) | Url::Emulated(_) => {
             let text = "this pool has no servers: see `spillway ps` for what a pager keeps in it".into();
             Err(OpenError { server: String::new(), kind: OpenErrorKind::Unsuitable, text })
         }
     }
+}
+
+/// What a pool of these servers, used as `url` says, does not survive though it has parity enough, in a line. Servers without a
+/// domain are domains of their own.
+#[must_use]
+pub fn warning(url: &str, servers: &[ServerReport]) -> Option<String> {
+    let shape = match Url::parse(url).ok()? {
+        Url::Tcp(tcp) | Url::Etcd(Etcd { tcp, .. }) => tcp.stripes,
+        Url::Memcached(cache) | Url::Redis(cache) => cache.stripes,
+        Url::Local(_) | Url::File(_) | Url::Emulated(_) => None,
+    };
+    let domains: Vec<&str> = servers.iter().map(|it| it.domain.as_ref().unwrap_or(&it.server).as_str()).collect();
+    spread::warning(shape?, &domains)
 }
 
 /// A connection that is waited for.

@@ -42,27 +42,27 @@ impl Tls {
     }
 
     /// Reads the files.
-    pub(super) fn read(&self) -> Result<Credentials<'_>, OpenError> {
+    pub(super) fn read(&self) -> Result<Credentials, OpenError> {
         let identity = self.identity.as_ref().map(|(certificate, key)| Identity { certificate, key });
         let trust = Trust::read(&self.ca, identity).map_err(|error: FileError| OpenError {
             server: String::new(),
             kind: OpenErrorKind::Denied,
             text: error.to_string(),
         })?;
-        Ok(Credentials { trust, name: self.name.as_deref() })
+        Ok(Credentials { trust, name: self.name.clone() })
     }
 }
 
 /// What is the same for all servers of a pool.
-pub(super) struct Credentials<'a> {
+pub(super) struct Credentials {
     trust: Trust,
-    name: Option<&'a str>,
+    name: Option<String>,
 }
 
-impl Credentials<'_> {
+impl Credentials {
     /// One of the servers.
     pub(super) fn of(&self, host: &Host) -> Result<tls::Client, OpenError> {
-        self.trust.of(self.name.unwrap_or(&host.name)).ok_or_else(|| OpenError {
+        self.trust.of(self.name.as_ref().unwrap_or(&host.name)).ok_or_else(|| OpenError {
             server: host.to_string(),
             kind: OpenErrorKind::Url,
             text: "no certificate can be for this name: give the one that it is for with `tls-name=NAME`".into(),

@@ -39,14 +39,19 @@ impl<P: Protocol> Remote<P> {
                 let (kind, text) = server.failure.clone()?;
                 Some(OpenError { server: server.name.clone(), kind, text })
             };
-            let refusals = remote.servers.iter().filter_map(refusal);
+            // One that never let us in has nothing of ours.
+            let known = remote.servers.iter().filter(|server| server.epoch > 0);
+            let refusals = known.filter_map(refusal);
             let (away, refused): (Vec<_>, Vec<_>) =
                 refusals.partition(|refusal| refusal.kind == OpenErrorKind::Unreachable);
             if let Some(refusal) = refused.into_iter().next() {
                 return Err(refusal);
             }
             let (now, missing) = (Instant::now(), remote.servers.iter().filter(|server| !server.is_ready()).count());
-            if now > spared && missing <= spare {
+            let is_known = |server: &Server<P>| server.is_ready() || server.failure.is_some();
+            let any = remote.servers.iter().any(Server::is_ready);
+            // Nobody waits for what nobody listens for: with time, a pool may have many servers that are no more.
+            if (now > spared && missing <= spare) || (any && remote.servers.iter().all(is_known)) {
                 return Ok(remote);
             }
             if now > until {
@@ -55,7 +60,6 @@ impl<P: Protocol> Remote<P> {
                     kind: OpenErrorKind::Unreachable,
                     text: "it does not answer: see whether it is overloaded, stopped, or cut off".into(),
                 };
-                let any = remote.servers.iter().any(Server::is_ready);
                 return if any { Ok(remote) } else { Err(away.into_iter().next().unwrap_or_else(silent)) };
             }
             wait(remote.poller.as_fd(), TICK_TROUBLED);

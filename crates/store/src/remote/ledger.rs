@@ -7,6 +7,7 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
+use super::news::SERVERS_MAX;
 use crate::Handle;
 use crate::slots::SLAB_WORDS;
 use crate::vault::{Slabs, Use, Vault};
@@ -22,7 +23,6 @@ const SIDE_WORDS: usize = 1 + IDENTITY_BYTES_MAX / 8;
 const NOTE_WORDS: usize = 1 + NAME_WORDS + 2 * SIDE_WORDS;
 /// Behind the number of servers.
 const NOTES_AT: usize = 1;
-const SERVERS_MAX: usize = 255;
 
 /// How far a page is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,6 +118,18 @@ impl Ledger {
     /// The pool has these servers, of which notes follow.
     pub(crate) fn set_servers(&self, count: usize) {
         self.notes[0].store(count as u64, Release);
+    }
+
+    /// One more server, of which nothing was asked yet. It counts when all of its note is there.
+    pub(crate) fn add_server(&self, note: &Note) {
+        let count = self.notes[0].load(Acquire);
+        // None where it was given up.
+        if let Some(at) = usize::try_from(count).ok().filter(|at| (1..SERVERS_MAX).contains(at)) {
+            self.set_note(at, note);
+            if self.notes[0].load(Acquire) == count {
+                self.set_servers(at + 1);
+            }
+        }
     }
 
     fn give_up(&self) {
@@ -220,6 +232,21 @@ mod tests {
             other.iter().for_each(|word| word.store(u64::MAX, Release));
             assert_eq!(Ledger::found(&vault).unwrap().1, [note("a:1", epoch, &[7; 57])]);
         }
+    }
+
+    #[test]
+    fn servers_are_added_unless_it_was_given_up() {
+        let vault = Vault::create().unwrap();
+        let ledger = Ledger::new(&vault).unwrap();
+        let notes = [note("a:1", 4, &[1; 57]), note("b:1", 0, &[2; 48])];
+        ledger.set_servers(1);
+        ledger.set_note(0, &notes[0]);
+        ledger.add_server(&notes[1]);
+        assert_eq!(Ledger::found(&vault).unwrap().1, notes);
+        ledger.add_server(&note(&"x".repeat(300), 0, &[]));
+        assert!(Ledger::found(&vault).is_none(), "what is not written down must not be missed");
+        ledger.add_server(&notes[1]);
+        assert!(Ledger::found(&vault).is_none(), "it stays so");
     }
 
     #[test]

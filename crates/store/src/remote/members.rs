@@ -39,9 +39,12 @@ impl<P: Protocol> Members for Remote<P> {
         let server = &self.servers[usize::from(member)];
         Health {
             ready: server.is_ready(),
-            gone: server.is_gone(now, self.settings.deadline),
+            // Before it has let us in once, nothing is expected of it.
+            gone: server.epoch == 0 || server.is_gone(now, self.settings.deadline),
             full: server.is_full(now) || server.condition.free_pages == 0,
             leaving: server.is_leaving(),
+            listed: server.has_joined(),
+            domain: server.domain,
             room: server.puts < self.puts_max() && self.ops.has_page(),
             life: server.valid_since,
             load: server.condition.load,

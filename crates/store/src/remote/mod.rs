@@ -16,6 +16,7 @@ mod inherit;
 pub(crate) mod ledger;
 mod members;
 pub(crate) mod names;
+pub(crate) mod news;
 mod ops;
 pub(crate) mod protocol;
 pub(crate) mod refusals;
@@ -41,6 +42,7 @@ use crate::{Completion, Got, Handle, Prepared, Preparer, Put, Status, Store, Sto
 use evacuate::Carriage;
 use handles::{Handles, Slot, State};
 use ledger::Ledger;
+use news::News;
 use ops::{Kind, OpId, Ops, Stage};
 use protocol::Protocol;
 use server::Server;
@@ -92,6 +94,8 @@ pub(crate) struct Remote<P: Protocol> {
     alarm_at: Option<Instant>,
     /// What was found, until its references are counted.
     left: Vec<Handle>,
+    /// Who comes and goes, where servers do.
+    news: Option<News<P>>,
 }
 
 /// Who says where a page goes.
@@ -163,7 +167,11 @@ impl<P: Protocol> Remote<P> {
             alarm,
             alarm_at: None,
             left: Vec::new(),
+            news: None,
         };
+        for (server, at) in remote.servers.iter_mut().zip(0..) {
+            server.domain = at;
+        }
         remote.set_tick(TICK_TROUBLED);
         Ok(remote)
     }
@@ -212,7 +220,7 @@ impl<P: Protocol> Remote<P> {
         let count = self.servers.iter().filter(|server| usable(server)).count();
         if count == 0 {
             let mut ready = self.servers.iter().filter(|server| server.is_ready()).peekable();
-            let full = ready.peek().is_some() && ready.all(|server| server.is_full(now) || server.is_leaving());
+            let full = ready.peek().is_some() && ready.all(|server| server.declines(now));
             return Err(if full { StoreError::Full } else { StoreError::Unavailable });
         }
         let picks = [self.random_below(count), self.random_below(count)];

@@ -73,6 +73,10 @@ pub(crate) struct Server<P> {
     pub(crate) grant: Grant,
     pub(crate) condition: Condition,
     full_until: Option<Instant>,
+    /// It is one of the pool's, and not one that has left the cluster.
+    pub(crate) listed: bool,
+    /// What fails together has the same.
+    pub(crate) domain: u8,
     /// Puts that wait for it or that it has not answered.
     pub(crate) puts: usize,
     pub(crate) heard: Instant,
@@ -112,6 +116,8 @@ impl<P: Protocol> Server<P> {
             grant,
             condition: Condition::default(),
             full_until: None,
+            listed: true,
+            domain: 0,
             puts: 0,
             heard: now,
             spoke: now,
@@ -154,9 +160,19 @@ impl<P: Protocol> Server<P> {
         self.is_ready() && self.condition.leaving
     }
 
+    /// Whether it is one of the pool's: it has not left the cluster, and has let us in once.
+    pub(crate) fn has_joined(&self) -> bool {
+        self.listed && self.epoch > 0
+    }
+
+    /// Whether it, if it is there, takes no pages all the same.
+    pub(crate) fn declines(&self, now: Instant) -> bool {
+        self.is_full(now) || self.condition.leaving || !self.listed
+    }
+
     /// Whether a page may be put there, if a server may have so many under way.
     pub(crate) fn takes(&self, now: Instant, puts_max: usize) -> bool {
-        self.is_ready() && !self.is_full(now) && !self.condition.leaving && self.puts < puts_max
+        self.is_ready() && !self.declines(now) && self.puts < puts_max
     }
 
     /// It declined a page.

@@ -152,7 +152,9 @@ impl<P: Protocol> Remote<P> {
             }
         }
         self.lose_overdue(now, done);
-        let calm = self.servers.iter().all(|server| server.is_ready() && !server.is_leaving());
+        self.heed_news();
+        let is_well = |server: &Server<P>| server.is_ready() && !server.is_leaving();
+        let calm = self.servers.iter().all(|server| is_well(server) || self.is_retired(server, now));
         self.set_tick(if calm { TICK_CALM } else { TICK_TROUBLED });
         self.next_tick = now + self.tick / 2;
     }

@@ -108,16 +108,14 @@ impl Fill {
 
     /// Whether a member has, or is to have, one of its chunks.
     fn uses(&self, shape: Shape, member: u8) -> bool {
-        let planned = shape.used(self.planned).filter(|at| usize::from(*at) < shape.data + usize::from(self.parity));
-        planned.into_iter().any(|at| self.members[usize::from(at)] == member)
+        self.to_have(shape).any(|at| self.members[usize::from(at)] == member)
     }
-}
 
-/// Members for a row.
-struct Layout {
-    data: u8,
-    parity: u8,
-    members: [u8; WIDTH_MAX],
+    /// Positions of the chunks that members have, or are to have.
+    pub(super) fn to_have(&self, shape: Shape) -> impl Iterator<Item = u8> + use<> {
+        let end = shape.data + usize::from(self.parity);
+        shape.used(self.planned).filter(move |at| usize::from(*at) < end)
+    }
 }
 
 impl Core {
@@ -160,52 +158,6 @@ impl Core {
         let by = now + self.fills[fill].linger();
         self.look_by(by);
         Ok(fill)
-    }
-
-    /// Which members a row may go to now: all it wants, or a shorter row; with less parity only as far as members are away.
-    fn lay_out(&self, members: &dyn Members, now: Instant, salt: u64) -> Result<Layout, StoreError> {
-        let Shape { data, parity } = self.shape;
-        let mut order = [(false, 0, 0, 0); 255];
-        let (mut fit, mut ready, mut full) = (0, 0, 0);
-        for suspected in [false, true] {
-            if suspected && fit > parity {
-                break;
-            }
-            for member in 0..members.count() {
-                let health = members.health(member, now);
-                ready += usize::from(health.ready && !suspected);
-                full += usize::from(health.ready && !health.takes() && !suspected);
-                if health.takes() && self.watch.is_suspect(member, now) == suspected {
-                    let busy = usize::from(health.load / 64) + health.puts / 16;
-                    let tie = (salt ^ u64::from(member)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48;
-                    order[fit] = (!health.room, busy, tie, member);
-                    fit += 1;
-                }
-            }
-        }
-        let away = usize::from(members.count()) - ready;
-        let (data, parity) = match fit {
-            _ if fit >= data + parity => (data, parity),
-            _ if fit > parity => (fit - parity, parity),
-            0 => return Err(if ready > 0 && full == ready { StoreError::Full } else { StoreError::Unavailable }),
-            _ if parity + 1 - fit <= away => (1, fit - 1),
-            _ => return Err(if full > 0 { StoreError::Full } else { StoreError::Unavailable }),
-        };
-        let order = &mut order[..fit];
-        order.sort_unstable();
-        let chosen = &order[..data + parity];
-        if chosen.iter().any(|(no_room, ..)| *no_room) {
-            return Err(StoreError::Unavailable);
-        }
-        let mut by_position = [0; WIDTH_MAX];
-        let positions = (0..data).chain(self.shape.data..self.shape.data + parity);
-        // Which chunk goes where is by chance, or the fastest member would have all the data.
-        let first = usize::try_from(salt >> 32).unwrap_or(0) % (data + parity);
-        for (nth, position) in positions.enumerate() {
-            by_position[position] = chosen[(first + nth) % (data + parity)].3;
-        }
-        let few = |count: usize| u8::try_from(count).expect("few");
-        Ok(Layout { data: few(data), parity: few(parity), members: by_position })
     }
 
     /// Adds a page to an open fill; its position.
@@ -261,17 +213,21 @@ impl Core {
         let takes = |member: u8| members.health(member, now).takes();
         let from = &self.fills[fill];
         if !takes(from.members[at]) {
-            let free = |member: &u8| {
-                #[cfg(test)]
-                if self.mutation == Some(Mutation::ShareMember) {
-                    return takes(*member);
-                }
-                takes(*member) && !from.uses(self.shape, *member)
-            };
+            let free = |member: &u8| takes(*member) && !from.uses(self.shape, *member);
             let sound = |member: &u8| free(member) && !self.watch.is_suspect(*member, now);
-            let spare = (0..members.count()).find(sound).or_else(|| (0..members.count()).find(free));
+            let stand_in = self.stand_in(members, from, position, sound, now);
+            let spare = stand_in.or_else(|| self.stand_in(members, from, position, free, now));
+            #[cfg(test)]
+            let spare = match self.mutation {
+                Some(Mutation::ShareMember) => (0..members.count()).find(|member| takes(*member)),
+                _ => spare,
+            };
             let missing = from.missing(members, now);
-            let away = (0..members.count()).filter(|member| !members.health(*member, now).ready).count();
+            let is_away = |member: &u8| {
+                let health = members.health(*member, now);
+                !health.ready && !health.is_retired()
+            };
+            let away = (0..members.count()).filter(is_away).count();
             let to = &mut self.fills[fill];
             match spare {
                 Some(member) => to.members[at] = member,
@@ -304,9 +260,10 @@ impl Core {
     fn divert(&mut self, members: &mut dyn Members, fill: usize, position: u8, now: Instant) {
         let at = usize::from(position);
         let sound = |member: &u8| members.health(*member, now).takes() && !self.watch.is_suspect(*member, now);
-        let others = || (0..members.count()).filter(sound);
-        let spare = others().find(|member| !self.fills[fill].uses(self.shape, *member));
-        let are_enough = others().count() > self.shape.parity;
+        let from = &self.fills[fill];
+        let free = |member: &u8| sound(member) && !from.uses(self.shape, *member);
+        let spare = self.stand_in(members, from, position, free, now);
+        let are_enough = (0..members.count()).filter(sound).count() > self.shape.parity;
         let of = &mut self.fills[fill];
         match spare {
             Some(spare) => {

@@ -19,6 +19,10 @@ pub(crate) struct Health {
     pub(crate) full: bool,
     /// It takes no pages, and what it has is to go to others, as long as it says so.
     pub(crate) leaving: bool,
+    /// It is one of the pool's, and not one that has left it.
+    pub(crate) listed: bool,
+    /// What fails together has the same; each by itself where nothing is known.
+    pub(crate) domain: u8,
     /// It has room for one more put under way.
     pub(crate) room: bool,
     /// Another number after it has forgotten what it had.
@@ -32,7 +36,12 @@ pub(crate) struct Health {
 impl Health {
     /// Whether it would be given pages, if not now then soon.
     pub(crate) fn takes(self) -> bool {
-        self.ready && !self.full && !self.leaving
+        self.ready && self.listed && !self.full && !self.leaving
+    }
+
+    /// Whether it is none of the pool's any more, nor can what it has be had.
+    pub(crate) fn is_retired(self) -> bool {
+        self.gone && !self.listed
     }
 }
 
@@ -60,7 +69,7 @@ pub(crate) struct Chunk {
 /// Servers that keep chunks, each under a handle of its own. As for a [`crate::Store`], no call blocks; a chunk that comes
 /// is verified against its checksum.
 pub(crate) trait Members: Send {
-    /// How many there are; they are named by number.
+    /// How many there are; they are named by number. There may be more after [`Members::progress`].
     fn count(&self) -> u8;
     /// What time it is.
     fn now(&self) -> Instant;

@@ -1,7 +1,7 @@
 //! A pool that survives the loss of servers: pages in rows of data chunks and parity, each chunk at another member.
 //!
 //! Invariants:
-//! - No two chunks of a row are at the same member.
+//! - No two chunks of a row are at the same member, nor in the same domain where there are enough (`spread.rs`).
 //! - A put is complete when its whole row is kept: as many chunks as the pool is meant to lose may go from then on. While
 //!   members are away, a row that has no other member to go to counts them as lost already, and is made whole later.
 //! - A row never changes once it is written. A page that is rewritten leaves a hole; a row without pages goes; rows of few
@@ -19,6 +19,7 @@ pub(crate) mod inherit;
 mod jobs;
 pub(crate) mod members;
 pub(crate) mod pace;
+pub(crate) mod spread;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -84,6 +85,8 @@ enum Putting {
 pub(crate) enum Mutation {
     AckEarly,
     ShareMember,
+    ShareDomain,
+    RebuildAnywhere,
     LeakChunks,
     ForgetMove,
     StaleParity,

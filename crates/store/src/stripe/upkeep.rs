@@ -217,7 +217,9 @@ impl Core {
         let enough = alive >= self.rows.length(row);
         // What is missing comes before what only moves.
         let wanted = wanted.or(leaving);
-        if wanted.is_some() && wanted == leaving && !self.has_place(members, row, leaving, now) {
+        if let Some(position) = wanted.filter(|_| wanted == leaving)
+            && !self.has_place(members, row, position, now)
+        {
             self.upkeep.stranded += 1;
         }
         if let Some(position) = wanted.filter(|_| enough && !self.rows.is_busy(row)) {
@@ -246,39 +248,6 @@ impl Core {
             }
             None => false,
         }
-    }
-
-    /// Whether there is a member for a row's chunk, be it busy now.
-    fn has_place(&self, members: &dyn Members, row: u32, position: Option<u8>, now: Instant) -> bool {
-        let Some(position) = position else { return true };
-        let taken = self.taken(members, row, position, now);
-        (0..members.count()).any(|member| !taken[usize::from(member)] && !members.health(member, now).leaving)
-    }
-
-    /// A member that could have a row's chunk: it has none of the others.
-    pub(super) fn spare(&self, members: &dyn Members, row: u32, position: u8, now: Instant) -> Option<u8> {
-        let taken = self.taken(members, row, position, now);
-        let fits = |member: &u8| {
-            let health = members.health(*member, now);
-            health.takes() && health.room && !self.watch.is_suspect(*member, now)
-        };
-        let free = (0..members.count()).filter(|member| !taken[usize::from(*member)] && fits(member));
-        free.min_by_key(|member| {
-            let health = members.health(*member, now);
-            (health.load / 64, health.puts, (u32::from(*member) + row) % 7)
-        })
-    }
-
-    /// Members that have another chunk of a row.
-    fn taken(&self, members: &dyn Members, row: u32, position: u8, now: Instant) -> [bool; 256] {
-        let mut taken = [false; 256];
-        for other in self.shape.used(self.rows.length(row)).filter(|other| *other != position) {
-            let Some(chunk) = self.rows.chunk(row, other) else { continue };
-            let chunk = members.chunk(chunk, now);
-            // What is dead there is in nobody's way.
-            taken[usize::from(chunk.member)] |= chunk.presence != Presence::Dead;
-        }
-        taken
     }
 
     /// Moves pages out of rows that are mostly holes, and out of rows that a member's leaving would cost a chunk.

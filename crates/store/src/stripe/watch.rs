@@ -27,7 +27,9 @@ struct Watched {
 
 impl Watch {
     pub(super) fn new(members: usize) -> Self {
-        Self { members: vec![Watched::default(); members] }
+        let mut watched = Vec::with_capacity(usize::from(u8::MAX));
+        watched.resize(members, Watched::default());
+        Self { members: watched }
     }
 
     pub(super) fn suspect(&mut self, member: u8, now: Instant) {
@@ -65,6 +67,7 @@ impl Watch {
     /// Takes note of how members are. Returns whether one has come, gone, or forgotten what it had.
     pub(super) fn look(&mut self, members: &dyn Members, now: Instant) -> bool {
         let mut changed = false;
+        self.members.resize(usize::from(members.count()), Watched::default());
         for (member, watched) in (0..members.count()).zip(&mut self.members) {
             let health = members.health(member, now);
             let known = std::mem::replace(&mut watched.known, health);
@@ -84,8 +87,8 @@ impl Watch {
         self.members.iter().any(|watched| watched.known.leaving)
     }
 
-    /// Members that cannot be asked.
+    /// Members that cannot be asked, of those that the pool has.
     pub(super) fn away(&self) -> usize {
-        self.members.iter().filter(|watched| !watched.known.ready).count()
+        self.members.iter().filter(|watched| !watched.known.ready && !watched.known.is_retired()).count()
     }
 }

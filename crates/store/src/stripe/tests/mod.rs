@@ -2,6 +2,7 @@
 //! `SPILLWAY_STRIPES_SEEDS=0..1000` tries others.
 
 mod deaths;
+mod domains;
 mod model;
 mod servers;
 

@@ -321,7 +321,7 @@ impl Model {
         self.table[to] = Some(Entry { handle, ..entry });
     }
 
-    fn free(&mut self, at: usize) {
+    pub(super) fn free(&mut self, at: usize) {
         if let Some(entry) = self.table[at].take() {
             self.stripes.free(entry.handle);
         }

@@ -50,11 +50,21 @@ pub(super) struct Server {
     full_until: Option<Instant>,
     /// Takes no pages, and says that what it has is to go to others.
     pub(super) leaving: bool,
+    /// It is not in the cluster any more, whether it is there or not.
+    pub(super) unlisted: bool,
+    pub(super) domain: u8,
     /// Gives every page with a bit wrong.
     pub(super) lies: bool,
     life: u16,
     puts: usize,
     heard: Option<Instant>,
+}
+
+impl Server {
+    /// An empty one.
+    pub(super) fn in_domain(domain: usize) -> Self {
+        Self { domain: u8::try_from(domain).unwrap(), ..Self::default() }
+    }
 }
 
 pub(super) struct World {
@@ -77,7 +87,7 @@ impl World {
             now: Instant::now(),
             hash: PageHash::new(),
             slots: BTreeMap::new(),
-            servers: (0..servers).map(|_| Server::default()).collect(),
+            servers: (0..servers).map(Server::in_domain).collect(),
             answers: Vec::new(),
             broken: Vec::new(),
             wake_at: None,
@@ -305,6 +315,8 @@ impl Members for Simulated {
             gone: world.is_gone(member),
             leaving: server.leaving && server.away_since.is_none(),
             full: server.full_until.is_some_and(|until| now < until),
+            listed: !server.unlisted,
+            domain: server.domain,
             room: server.puts < PUTS_MAX,
             life: server.life,
             load: 0,
@@ -343,6 +355,7 @@ impl Members for Simulated {
         let (chunk, now, delay) = (world.next, world.now, world.delay());
         let server = &mut world.servers[usize::from(member)];
         assert!(server.away_since.is_none(), "what cannot be asked is asked nothing");
+        assert!(!server.unlisted, "nothing new goes to what has left");
         server.puts += 1;
         let life = server.life;
         let slot =
