@@ -61,22 +61,21 @@ fn pick(order: &[Candidate], count: usize) -> [Candidate; WIDTH_MAX] {
     let mut picked = [Candidate::default(); WIDTH_MAX];
     let mut domains = Domains::new();
     let mut taken = [false; 256];
-    let mut next = 0;
-    for share in 0.. {
+    let (mut next, mut share) = (0, 0);
+    assert!(count <= order.len(), "there are as many candidates");
+    while next < count {
         for candidate in order {
-            if next == count {
-                return picked;
-            }
             let taken = &mut taken[usize::from(candidate.member)];
-            if !*taken && domains.of(candidate.domain) == share {
+            if next < count && !*taken && domains.of(candidate.domain) == share {
                 *taken = true;
                 domains.add(candidate.domain);
                 picked[next] = *candidate;
                 next += 1;
             }
         }
+        share += 1;
     }
-    unreachable!("there are as many candidates")
+    picked
 }
 
 impl Core {
@@ -252,10 +251,12 @@ pub(crate) fn warning(shape: Shape, domains: &[&str]) -> Option<String> {
         shares[usize::from(candidate.domain)] += 1;
     }
     shares.sort_unstable_by(|one, other| other.cmp(one));
+    if shares[0] <= 1 {
+        return None;
+    }
     let survived = (1..).take_while(|lost| shares[..*lost].iter().sum::<usize>() <= shape.parity).count();
     let all = order.iter().filter(|it| usize::from(it.member) == usize::from(it.domain)).count();
     let what = match (all, survived) {
-        _ if shares[0] <= 1 => return None,
         (1, _) => "losing it loses data".to_owned(),
         (_, 0) => "losing a domain loses data".to_owned(),
         (_, 1) => "losing one domain loses no data, losing two does".to_owned(),
@@ -306,6 +307,7 @@ mod tests {
             let domains: Vec<&str> = domains.split_terminator(' ').collect();
             warning(Shape { data, parity }, &domains)
         };
+        assert_eq!(warn(4, 1, ""), None);
         assert_eq!(warn(4, 1, "a b c d e"), None);
         assert_eq!(warn(4, 1, "a a b b c c d d e e"), None);
         for (data, parity, domains, line) in [
