@@ -92,10 +92,10 @@ impl Core {
             live |= u16::from(self.fills[fill].entries[usize::from(position)].is_some()) << position;
         }
         #[cfg(test)]
-        let early = !self.is_wrong(Mutation::PlaceFirst);
+        let row_first = !self.is_wrong(Mutation::PlaceFirst);
         #[cfg(not(test))]
-        let early = true;
-        if early {
+        let row_first = true;
+        if row_first {
             self.rows.written(row, length, live);
         }
         self.counts.groups += 1;
@@ -128,7 +128,7 @@ impl Core {
             }
         }
         #[cfg(test)]
-        if !early {
+        if !row_first {
             self.rows.written(row, length, live);
         }
         if live == 0 {
