@@ -138,7 +138,7 @@ mod tests {
         shared.errands_begun.store(agents.len() as u64, Relaxed);
         shared.thread.store(if is_agent { 0 } else { thread }, Relaxed);
         let mut watchdog = Watchdog { idle_ticks: (Instant::now() + CPUS_EVERY, 0), ..Watchdog::new() };
-        let began = Instant::now();
+        let (began, began_ns) = (Instant::now(), now_ns());
         for at in [began, began, began + RESCUE_AFTER] {
             watchdog.look(at, &shared, agents.iter().copied());
             // The fault thread goes on, while an agent does not.
@@ -146,7 +146,7 @@ mod tests {
         }
         over.store(true, Relaxed);
         looked_at.join().expect("it ends");
-        now_ns() < shared.idle_forbidden_until_ns.load(Relaxed)
+        began_ns < shared.idle_forbidden_until_ns.load(Relaxed)
     }
 
     #[test]
