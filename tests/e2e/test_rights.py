@@ -154,8 +154,14 @@ def test_capability_and_device(user, setcap):
     stats = os.path.join(user.directory, "stats")
     words = user.words(user.binary, "run", "--local", "8M", "--stats", stats, "--", user.fill, 32)
     program = Program(user.processes, words, cwd="/", env=user.environment).ready()
+
+    def target():
+        """Once there is something to fetch."""
+        (found,) = json.loads(user.cli("ps", "--json").stdout) or [None]
+        return found if found and found["evicted_pages"] > 1000 else None
+
+    pid = eventually(target, "pages to leave")["pid"]
     program.unharmed()
-    (pid,) = [target["pid"] for target in json.loads(user.cli("ps", "--json").stdout)]
     assert int(status_field(pid, "CapEff"), 16) == 0
     program.tell("exit 3")
     assert program.status() == 3
