@@ -2,6 +2,7 @@
 
 import contextlib
 import pathlib
+import time
 
 KSM = pathlib.Path("/sys/kernel/mm/ksm")
 
@@ -31,3 +32,17 @@ def at_work(**knobs):
         yield
     finally:
         set_knobs(**before)
+
+
+def settled(read, scans, every, timeout):
+    """What `read` says is merged, once the kernel has looked at everything so often and it grows no more, or the time is over.
+
+    A page is merged when it was the same in two passes over all of them; at first there may be none.
+    """
+    deadline, until, before = time.monotonic() + timeout, counter("full_scans") + scans, -1
+    while True:
+        time.sleep(every)
+        now = read()
+        if (counter("full_scans") >= until and now <= before * 1.01) or time.monotonic() >= deadline:
+            return now
+        before = now

@@ -91,12 +91,10 @@ impl Core {
         for position in 0..length {
             live |= u16::from(self.fills[fill].entries[usize::from(position)].is_some()) << position;
         }
+        self.rows.written(row, length, live);
         #[cfg(test)]
-        let row_first = !self.is_wrong(Mutation::PlaceFirst);
-        #[cfg(not(test))]
-        let row_first = true;
-        if row_first {
-            self.rows.written(row, length, live);
+        if self.is_wrong(Mutation::PlaceFirst) {
+            self.rows.unwrite(row);
         }
         self.counts.groups += 1;
         self.upkeep.count_new(live);
@@ -128,7 +126,7 @@ impl Core {
             }
         }
         #[cfg(test)]
-        if !row_first {
+        if self.is_wrong(Mutation::PlaceFirst) {
             self.rows.written(row, length, live);
         }
         if live == 0 {

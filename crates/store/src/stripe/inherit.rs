@@ -23,7 +23,7 @@ use crate::{Handle, Inheritance};
 fn find(shape: Shape, vault: &Vault) -> (Pages, Rows) {
     let (mut pages, mut rows) = (Pages::found(vault), Rows::found(shape.width(), vault));
     // Last first, so that the first are given first.
-    for row in (0..u32::try_from(rows.len()).expect("rows are counted in 32 bits")).rev() {
+    for row in rows.all().rev() {
         rows.take(row, shape.data);
     }
     for nth in (0..pages.len()).rev() {
@@ -45,7 +45,7 @@ fn settle(pages: &mut Pages, rows: &mut Rows, shape: Shape, mut inherit: impl Fn
             pages.remove(handle);
         }
     }
-    for row in (0..u32::try_from(rows.len()).expect("rows are counted in 32 bits")).rev() {
+    for row in rows.all().rev() {
         if !rows.is_written(row) {
             continue;
         }
@@ -96,7 +96,7 @@ impl Inheritance for Stripes {
         if !strays {
             members.inherit_no_more();
         }
-        for row in (0..core.rows.len()).map(|row| u32::try_from(row).expect("rows are counted in 32 bits")) {
+        for row in core.rows.all() {
             if core.rows.is_written(row) {
                 core.counts.groups += 1;
                 core.upkeep.count_new(core.rows.live(row));
@@ -122,7 +122,7 @@ pub(crate) fn rehearse(shape: Shape, vault: &Vault) -> (usize, usize) {
     let counted: Vec<Handle> = counted.into_iter().filter(|handle| pages.has(*handle)).collect();
     counted.iter().for_each(|handle| pages.count(*handle));
     settle(&mut pages, &mut rows, shape, |chunk| chunk.bits().is_multiple_of(2));
-    let written = |rows: &Rows| (0..).take(rows.len()).filter(|row| rows.is_written(*row)).collect::<Vec<u32>>();
+    let written = |rows: &Rows| rows.all().filter(|row| rows.is_written(*row)).collect::<Vec<u32>>();
     let left = written(&rows);
     let lives: u32 = left.iter().map(|row| rows.live(*row).count_ones()).sum();
     assert_eq!(lives as usize, counted.len(), "each page lives at a place of its own");

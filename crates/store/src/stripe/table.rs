@@ -346,6 +346,11 @@ impl Rows {
         self.table.set_half(row, usize::from(position), chunk.map_or(0, Handle::bits));
     }
 
+    /// All that there may be.
+    pub(super) fn all(&self) -> std::ops::Range<u32> {
+        0..u32::try_from(self.len()).expect("rows are counted in 32 bits")
+    }
+
     /// How far a sweep goes.
     pub(super) fn len(&self) -> usize {
         self.table.len()
