@@ -114,6 +114,8 @@ class Spillway:
     """The embedded pool, under the binary that was built."""
 
     name = "spillway"
+    # Where the pager's counters go after each run, if anybody wants them.
+    stats = None
 
     def __init__(self, given):
         self.binary = given.spillway
@@ -121,4 +123,5 @@ class Spillway:
     @contextlib.contextmanager
     def within(self, local_mib):
         """Yields what puts `spillway run` before a command."""
-        yield lambda command: {"args": [self.binary, "run", "-q", "--local", f"{local_mib}M", "--", *command]}
+        counted = ["--stats", str(self.stats)] if self.stats else []
+        yield lambda command: {"args": [self.binary, "run", "-q", "--local", f"{local_mib}M", *counted, "--", *command]}

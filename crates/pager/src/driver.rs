@@ -20,6 +20,7 @@ mod register;
 mod release;
 mod serve;
 mod start;
+mod stopwatch;
 mod takeover;
 mod tape;
 
@@ -163,7 +164,9 @@ impl Driver {
         self.unpolled += 1;
         let local_before = self.core.local_pages();
         self.dry = self.read_events(at) == 0;
-        if !self.dry {
+        if self.dry {
+            self.hands.watch.finds_none();
+        } else {
             self.end_turn(true, local_before);
         }
         !self.dry
@@ -254,6 +257,9 @@ impl Driver {
         }
         self.unpolled = 0;
         self.dry = (0..self.targets.len()).all(|at| self.polled[2 * at + 1].revents == 0);
+        if self.dry && self.targets.iter().flatten().all(Target::may_read) {
+            self.hands.watch.finds_none();
+        }
     }
 
     fn publish(&self) {
@@ -265,7 +271,7 @@ impl Driver {
     fn read_events(&mut self, at: usize) -> usize {
         let mut messages = [Message::default(); MESSAGES];
         let Some(target) = &self.targets[at] else { return 0 };
-        let read_ns = now_ns();
+        let since_ns = self.hands.watch.reads(now_ns());
         let (mut number, estate) = (0, self.hands.estate.as_ref());
         let read = match estate {
             Some(estate) => {
@@ -287,7 +293,7 @@ impl Driver {
         }
         for message in messages[..count].iter().filter(|message| message.is_fault()) {
             if let Event::Fault { address, thread, write } = message.decode() {
-                self.serve(at, Waiting { address: address.page(), write, thread, since_ns: read_ns });
+                self.serve(at, Waiting { address: address.page(), write, thread, since_ns });
                 self.note_thread(at, thread);
             }
         }

@@ -183,9 +183,12 @@ pub struct Snapshot {
     pub adopt_pause_us: f64,
 }
 
-/// Service times of faults, in microseconds.
+/// Service times of faults, in microseconds: from when the pager was there to serve one until its page was in the target.
 #[derive(Clone, Copy, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct FaultTimes {
+    /// Mean. Pagers of older versions do not tell it.
+    #[serde(default)]
+    pub mean: f64,
     /// Median.
     pub p50: f64,
     /// 99th percentile.

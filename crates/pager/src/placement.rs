@@ -80,7 +80,7 @@ impl Placement {
         self.fresh = true;
         // On the same CPU one of the two always runs, so there is nothing to wait for. Where there is, the other has moved.
         self.slept = if slept { self.slept + 1 } else { 0 };
-        if self.followed.is_some() && self.slept >= SLEPT_AWAY {
+        if self.followed.is_some() && (self.slept >= SLEPT_AWAY || (slept && shared.aside.load(Relaxed))) {
             self.look_after = self.look_after.min(self.seen);
             self.look_every = LOOK_EVERY.0;
             self.slept = 0;
@@ -126,8 +126,12 @@ impl Placement {
     /// it, so the leader has moved, or waits for something else. Following it now spares its next fault a wake-up from
     /// afar. Returns true when the place changed.
     pub fn chase(&mut self, shared: &Shared) -> bool {
-        // In the normal class the leader was driven away, and would be again.
-        if self.followed.is_none() || !std::mem::take(&mut self.fresh) || !shared.idle.load(Relaxed) {
+        // In the normal class the leader was driven away, and would be again; and who stands aside does so because of it.
+        if self.followed.is_none()
+            || shared.aside.load(Relaxed)
+            || !std::mem::take(&mut self.fresh)
+            || !shared.idle.load(Relaxed)
+        {
             return false;
         }
         let (pid, thread) = self.leader;
@@ -170,7 +174,7 @@ impl Placement {
             }
             shared.idle.store(class == Class::Idle, Relaxed);
         }
-        if self.followed == Some(stat.cpu) {
+        if !shared.aside.swap(false, Relaxed) && self.followed == Some(stat.cpu) {
             return changes;
         }
         if Cpus::one(stat.cpu).confine(0).is_err() {
@@ -194,6 +198,18 @@ impl Placement {
         shared.idle.store(false, Relaxed);
         true
     }
+}
+
+/// Lets the fault thread go on on the CPUs of the calling thread, of the watcher, which it keeps off its own: whoever is on that CPU
+/// does not let it run. It comes back with the first fault that it has to wake up for. False where it cannot be moved.
+pub fn stand_aside(shared: &Shared) -> bool {
+    let thread = shared.thread.load(Relaxed);
+    let moved = thread != 0 && thread != thread_id() && Cpus::of(0).is_ok_and(|cpus| cpus.confine(thread).is_ok());
+    if moved {
+        // Last: should it have followed meanwhile, it does so again.
+        shared.aside.store(true, Relaxed);
+    }
+    moved
 }
 
 /// Takes the fault thread out of the idle class from outside, for so long from now.

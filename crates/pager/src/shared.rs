@@ -16,12 +16,17 @@ const BUCKETS: usize = 40 * STEPS;
 /// How often which service time occurred.
 pub struct Histogram {
     buckets: [AtomicU64; BUCKETS],
+    sum_ns: AtomicU64,
     largest_ns: AtomicU64,
 }
 
 impl Default for Histogram {
     fn default() -> Self {
-        Self { buckets: [const { AtomicU64::new(0) }; BUCKETS], largest_ns: AtomicU64::new(0) }
+        Self {
+            buckets: [const { AtomicU64::new(0) }; BUCKETS],
+            sum_ns: AtomicU64::new(0),
+            largest_ns: AtomicU64::new(0),
+        }
     }
 }
 
@@ -30,6 +35,7 @@ impl Histogram {
     pub fn record(&self, ns: u64) {
         let bucket = &self.buckets[bucket(ns)];
         bucket.store(bucket.load(Relaxed) + 1, Relaxed);
+        self.sum_ns.store(self.sum_ns.load(Relaxed) + ns, Relaxed);
         if ns > self.largest_ns.load(Relaxed) {
             self.largest_ns.store(ns, Relaxed);
         }
@@ -40,7 +46,7 @@ impl Histogram {
         self.buckets.iter().map(|bucket| bucket.load(Relaxed)).sum()
     }
 
-    /// The percentiles so far.
+    /// The mean and the percentiles so far.
     pub fn times(&self) -> FaultTimes {
         let counts: Vec<u64> = self.buckets.iter().map(|bucket| bucket.load(Relaxed)).collect();
         let total: u64 = counts.iter().sum();
@@ -53,7 +59,8 @@ impl Histogram {
             });
             reached.map_or(0.0, |at| middle_us(at).min(largest_us))
         };
-        FaultTimes { p50: percentile(0.5), p99: percentile(0.99), p999: percentile(0.999), max: largest_us }
+        let mean = self.sum_ns.load(Relaxed) as f64 / 1e3 / total.max(1) as f64;
+        FaultTimes { mean, p50: percentile(0.5), p99: percentile(0.99), p999: percentile(0.999), max: largest_us }
     }
 }
 
@@ -129,6 +136,8 @@ pub struct Shared {
     pub thread: AtomicI32,
     /// Whether it runs in the idle class now.
     pub idle: AtomicBool,
+    /// Whether it was sent to another CPU than the one that it follows.
+    pub aside: AtomicBool,
     /// Whether every CPU of the machine is busy.
     pub crowded: AtomicBool,
     /// Whether the replacement policy sees access bits.
@@ -269,7 +278,9 @@ mod tests {
             histogram.record(i * 1000);
         }
         let times = histogram.times();
-        for (got, want) in [(times.p50, 500.0), (times.p99, 990.0), (times.p999, 999.0), (times.max, 1000.0)] {
+        for (got, want) in
+            [(times.mean, 500.5), (times.p50, 500.0), (times.p99, 990.0), (times.p999, 999.0), (times.max, 1000.0)]
+        {
             assert!((got / want - 1.0).abs() < 0.05, "{got} against {want}");
         }
         assert!(Histogram::default().times().p99 < f64::MIN_POSITIVE);

@@ -37,7 +37,7 @@ pub struct Waiting {
     pub write: bool,
     /// Which thread waits, by its number in the target's own namespace.
     pub thread: i32,
-    /// When it was read, in monotonic nanoseconds.
+    /// Since when, in monotonic nanoseconds, as far as can be told.
     pub since_ns: u64,
 }
 

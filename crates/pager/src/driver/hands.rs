@@ -3,16 +3,18 @@
 use std::sync::Arc;
 
 use spillway_core::evict::Bytes;
-use spillway_core::page::HandleBits;
+use spillway_core::page::{BufferIndex, HandleBits};
 use spillway_core::pager::{Outcome, Pager, Plan};
 use spillway_core::streams::BLOCK_PAGES_MAX;
-use spillway_core::{PAGE_BYTES, Page, TargetId};
+use spillway_core::{Address, PAGE_BYTES, Page, TargetId};
 use spillway_store::{Got, Handle, Preparer, Store, Urgency};
 
 use super::buffers::Buffers;
 use super::reader::Reader;
+use super::stopwatch::Stopwatch;
 use crate::adopt::Agent;
 use crate::estate::{Estate, Stage};
+use crate::sys::clock::now_ns;
 use crate::sys::fd::Bell;
 use crate::target::Target;
 
@@ -24,6 +26,8 @@ pub(super) struct Hands {
     /// Where it is written down what another pager must know, and whose pages are being read.
     pub(super) estate: Option<Estate>,
     reading: Option<TargetId>,
+    /// When faults began to wait, and when they were served.
+    pub(super) watch: Stopwatch,
     block: Box<[Page]>,
     zeros: Box<[Page]>,
 }
@@ -37,7 +41,16 @@ impl Hands {
             Some(estate) => Buffers::lasting(estate.vault().buffers()),
             None => Buffers::new(buffers),
         };
-        Self { store, buffers, reader, estate, reading: None, block: pages(block), zeros: pages(block) }
+        Self {
+            store,
+            buffers,
+            reader,
+            estate,
+            reading: None,
+            watch: Stopwatch::new(),
+            block: pages(block),
+            zeros: pages(block),
+        }
     }
 
     /// Begins to read captured pages.
@@ -60,49 +73,87 @@ impl Hands {
         done
     }
 
-    /// Carries out a plan, a fetch only from a store that answers at once; returns what was carried out, which is less where the store failed, and how far it got.
+    /// Carries out a plan, a fetch only from a store that answers at once; returns what was carried out, which is less where the
+    /// store failed, and how far it got.
     pub(super) fn perform(&mut self, plan: Plan, write: bool, target: &Target, core: &mut Pager) -> (Plan, Outcome) {
-        let outcome = match plan {
+        let (plan, ready) = self.prepare(plan, write, target, core);
+        let Some((address, what)) = ready else { return (plan, Outcome { done: 0, stop: None }) };
+        let pages = match what {
+            What::Zeros(pages) | What::ZeroPages(pages) | What::Block(pages) => index(pages),
+            What::Buffer(_) | What::Poison => 1,
+        };
+        self.watch.installs(now_ns(), pages);
+        let outcome = match what {
+            What::Zeros(_) => target.uffd.copy(address, &self.zeros[..pages]),
+            What::ZeroPages(pages) => target.uffd.zero(address, pages),
+            What::Block(_) => target.uffd.copy(address, &self.block[..pages]),
+            What::Buffer(buffer) => {
+                let page = self.buffers.page(buffer).map_or(&self.block[0], |(page, _)| page);
+                target.uffd.copy(address, std::slice::from_ref(page))
+            }
+            What::Poison => target.uffd.poison(address),
+        };
+        (plan, outcome)
+    }
+
+    /// The plan, less what cannot be had, and what is to be installed where, made ready.
+    fn prepare(
+        &mut self,
+        plan: Plan,
+        write: bool,
+        target: &Target,
+        core: &mut Pager,
+    ) -> (Plan, Option<(Address, What)>) {
+        match plan {
             // The kernel's zero page costs no memory; but the first write to it costs a second fault.
             Plan::Zero { address, pages, .. } if write => {
-                let pages = target.clear_pages(address, pages);
-                target.uffd.copy(address, &self.zeros[..index(pages)])
+                (plan, Some((address, What::Zeros(target.clear_pages(address, pages)))))
             }
-            Plan::Zero { address, pages, .. } => target.uffd.zero(address, pages),
+            Plan::Zero { address, pages, .. } => (plan, Some((address, What::ZeroPages(pages)))),
             Plan::Buffer { address, page, buffer } => {
-                let page_of_buffer = match self.buffers.page(buffer) {
-                    Some((page, _)) => page,
-                    None if self.reader.copy(buffer, &mut self.block[0]).is_ok() => &self.block[0],
-                    None => {
-                        core.read(page, buffer, Bytes::Lost);
-                        return (Plan::Lost { address }, target.uffd.poison(address));
-                    }
-                };
-                target.uffd.copy(address, std::slice::from_ref(page_of_buffer))
+                let is_read = self.buffers.page(buffer).is_some();
+                if is_read || self.reader.copy(buffer, &mut self.block[0]).is_ok() {
+                    return (plan, Some((address, What::Buffer(buffer))));
+                }
+                core.read(page, buffer, Bytes::Lost);
+                (Plan::Lost { address }, Some((address, What::Poison)))
             }
             Plan::Fetch { address, page, pages, .. } => {
-                let clear = target.clear_pages(address, pages);
-                let (plan, pages) = (core.shorten(plan, clear), clear);
+                let pages = target.clear_pages(address, pages);
+                let plan = core.shorten(plan, pages);
                 let failed = (0..pages).find(|&i| {
                     let handle = core.handle_of(page.plus(i)).map(to_handle);
                     let into = &mut self.block[index(i)];
                     handle.map(|handle| self.store.get(handle, Urgency::Demand, into)) != Some(Ok(Got::Here))
                 });
                 match failed.map(|at| core.fetch_failed(plan, at)) {
-                    None => return (plan, target.uffd.copy(address, &self.block[..index(pages)])),
-                    // The page that is asked for is behind the lost one.
-                    Some(Some(none @ Plan::Fetch { pages: 0, .. })) => return (none, Outcome { done: 0, stop: None }),
+                    None => (plan, Some((address, What::Block(pages)))),
+                    // The page that is asked for is behind one that is lost.
+                    Some(Some(none @ Plan::Fetch { pages: 0, .. })) => (none, None),
                     Some(Some(shorter @ Plan::Fetch { address, pages, .. })) => {
-                        return (shorter, target.uffd.copy(address, &self.block[..index(pages)]));
+                        (shorter, Some((address, What::Block(pages))))
                     }
-                    Some(_) => return (Plan::Lost { address }, target.uffd.poison(address)),
+                    Some(_) => (Plan::Lost { address }, Some((address, What::Poison))),
                 }
             }
-            Plan::Lost { address } => target.uffd.poison(address),
-            Plan::Coming | Plan::NoRoom => Outcome { done: 0, stop: None },
-        };
-        (plan, outcome)
+            Plan::Lost { address } => (plan, Some((address, What::Poison))),
+            Plan::Coming | Plan::NoRoom => (plan, None),
+        }
     }
+}
+
+/// What is installed.
+enum What {
+    /// So many pages of zeros of the target's own.
+    Zeros(u64),
+    /// The kernel's page of zeros, so many times.
+    ZeroPages(u64),
+    /// The first so many of the block.
+    Block(u64),
+    /// What is in this buffer; if that is being read still, the block's first page.
+    Buffer(BufferIndex),
+    /// What raises SIGBUS.
+    Poison,
 }
 
 pub(super) fn pages(count: usize) -> Box<[Page]> {

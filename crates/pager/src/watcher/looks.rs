@@ -83,7 +83,7 @@ impl Watcher {
         changed |= self.adopt_the_grown(unmanaged_pages);
         self.settle_removals();
         let agents = self.processes.iter().map(|(pid, process)| (*pid, process.agent)).filter(|(_, agent)| *agent != 0);
-        self.watchdog.look(now, &self.shared, agents);
+        self.watchdog.look(now, &self.shared, &agents);
         if changed {
             self.changed_at = Some(now);
         }
