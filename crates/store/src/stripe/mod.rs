@@ -67,6 +67,11 @@ impl Shape {
     pub fn width(self) -> usize {
         self.data + self.parity
     }
+
+    /// Pages that are written for each page, with its share of parity.
+    fn written(self) -> f64 {
+        self.width() as f64 / self.data as f64
+    }
 }
 
 /// How often upkeep is looked after while there is any, and what waits for room is tried again.
@@ -205,6 +210,9 @@ impl Core {
     ) -> Result<Put, StoreError> {
         let now = members.now();
         if let Some(put) = previous.and_then(|previous| self.unchanged(members, previous, checksum, now)) {
+            if let Put::Unchanged(handle) = put {
+                self.move_along(members, handle, (page, checksum), now);
+            }
             return Ok(put);
         }
         let fill = self.open_fill(members, Origin::New, now)?;

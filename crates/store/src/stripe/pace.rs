@@ -88,6 +88,11 @@ impl Budget {
         self.pages > 0.0
     }
 
+    /// Whether there is more than half of what may be saved up.
+    pub(crate) fn has_much(&mut self, now: Instant) -> bool {
+        self.has(now) && self.pages > SAVED_PAGES_MAX / 2.0
+    }
+
     pub(crate) fn spend(&mut self, pages: f64) {
         self.pages -= pages;
     }
@@ -123,5 +128,7 @@ mod tests {
             }
         }
         assert!((990.0..1010.0).contains(&spent), "{spent}");
+        assert!(!budget.has_much(start + Duration::from_secs(10)));
+        assert!(budget.has_much(start + Duration::from_secs(12)));
     }
 }

@@ -5,12 +5,14 @@ use std::time::{Duration, Instant};
 
 #[cfg(test)]
 use super::Mutation;
+use super::fills::Origin;
 use super::jobs::Purpose;
 use super::members::{Members, Presence};
 use super::pace::Budget;
 use super::table::{Place, State};
 use super::{Core, DATA_MAX, LOOK, Shape};
 use crate::{Handle, Urgency};
+use spillway_core::Page;
 
 /// Rows looked at in one step, for a few microseconds.
 const ROWS_PER_STEP: usize = 64;
@@ -22,13 +24,13 @@ const JOBS_MAX: usize = 16;
 const REBUILT_PER_SECOND: f64 = 25_600.0;
 /// Pages that compacting may read and write in a second when nothing else goes on: 1 MB/s.
 const COMPACTED_PER_SECOND: f64 = 256.0;
-/// The same for each page that is put or got: with parity for four, a page that is written and read once then costs 1.3 times
-/// as much as without.
-const COMPACTED_PER_PAGE: f64 = 0.175;
+/// The same for each page that is put or got: so much that parity for four costs less than 1.3 times the bytes on the network where
+/// half of all accesses write (docs/bench/0012).
+const COMPACTED_PER_PAGE: f64 = 0.21;
 /// How much more than rows without holes would need is left as it is: a thirteenth.
 const SLACK: usize = 13;
 /// One row in so many is found by a sweep over pages in reasonable time.
-const FINDABLE: usize = 16;
+const FINDABLE: usize = 64;
 /// Rows of holes that are not worth a sweep.
 const ROWS_MIN: usize = 16;
 /// How long after a sweep that mended all it could the next one begins.
@@ -57,7 +59,7 @@ pub(super) struct Upkeep {
     /// When the rebuilding under way began, and at which row.
     rebuilding_since: Option<(Instant, usize)>,
     rebuild: Budget,
-    compact: Budget,
+    pub(super) compact: Budget,
 }
 
 impl Upkeep {
@@ -250,6 +252,27 @@ impl Core {
         }
     }
 
+    /// A page that is in hand, and kept as it is, moves out of a row that is to be emptied: it need not be read for that.
+    pub(super) fn move_along(
+        &mut self,
+        members: &mut dyn Members,
+        handle: Handle,
+        (page, checksum): (&Page, u64),
+        now: Instant,
+    ) {
+        let Some(most) = self.upkeep.emptied() else { return };
+        let State::Kept(place, _) = self.pages.held(handle) else { return };
+        let wanted = self.rows.live(place.row).count_ones() <= most && !self.pages.is_moving(handle);
+        if !wanted || self.watch.away() > 0 || !self.upkeep.compact.has(now) {
+            return;
+        }
+        let origin = Origin::Moved(place);
+        let Ok(fill) = self.open_fill(members, origin, now) else { return };
+        self.pages.set_moving(handle, true);
+        self.append(members, fill, (handle, origin), page, checksum, now);
+        self.upkeep.compact.spend(self.shape.written());
+    }
+
     /// Moves pages out of rows that are mostly holes, and out of rows that a member's leaving would cost a chunk.
     fn sweep_pages(&mut self, members: &dyn Members, now: Instant) -> bool {
         let strands = self.upkeep.strands && self.watch.is_one_leaving();
@@ -259,8 +282,10 @@ impl Core {
         }
         // A row that misses something is rebuilt first.
         let rests = now < self.upkeep.rest_until;
-        let budget = if strands { &mut self.upkeep.rebuild } else { &mut self.upkeep.compact };
-        if rests || self.watch.away() > 0 || !budget.has(now) || self.jobs.background >= JOBS_MAX {
+        let Upkeep { rebuild, compact, .. } = &mut self.upkeep;
+        // Half of what is saved up is for pages that need not be read for it.
+        let may = if strands { rebuild.has(now) } else { compact.has_much(now) };
+        if rests || self.watch.away() > 0 || !may || self.jobs.background >= JOBS_MAX {
             self.look_by(now + LOOK);
             return false;
         }
@@ -280,9 +305,9 @@ impl Core {
                 }
                 self.upkeep.fruitless = 0;
                 self.pages.set_moving(handle, true);
-                // Read once, and written with its share of parity.
-                let budget = if strands { &mut self.upkeep.rebuild } else { &mut self.upkeep.compact };
-                budget.spend(2.0 + self.shape.parity as f64 / self.shape.data as f64);
+                let Upkeep { rebuild, compact, .. } = &mut self.upkeep;
+                let (budget, read_and_written) = (if strands { rebuild } else { compact }, 1.0 + self.shape.written());
+                budget.spend(read_and_written);
                 if self.jobs.background >= JOBS_MAX || !budget.has(now) {
                     break;
                 }

@@ -84,6 +84,19 @@ fn a_pager_may_be_killed_between_any_two_steps() {
 }
 
 #[test]
+fn a_page_that_is_put_as_it_is_moves_without_being_read() {
+    let mut model = Model::new(Setting { entries: 200, steps: 0, ..setting(1, Weather::Survivable) }, 1);
+    model.fill();
+    let left = || (0..200).step_by(4);
+    (0..200).filter(|at| at % 4 > 0).for_each(|at| model.free(at));
+    let before = model.stripes.core.counts;
+    assert!(left().all(|at| model.put_again(at)));
+    model.until("they are written", |model| model.stripes.core.counts.moved_pages >= before.moved_pages + 16);
+    assert_eq!(model.stripes.core.counts.chunks_got, before.chunks_got);
+    model.read_all();
+}
+
+#[test]
 fn a_server_that_leaves_is_emptied_and_used_again_when_it_stays() {
     // With a spare, chunks go there; without, pages go to shorter rows.
     for (data, parity, servers) in [(4, 1, 7), (4, 1, 5), (2, 1, 3), (1, 1, 3), (4, 2, 6)] {

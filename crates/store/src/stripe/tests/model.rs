@@ -104,6 +104,7 @@ impl Model {
         core.mutation = self.setting.mutation;
         // Few pages are to be compacted, too.
         core.upkeep.rows_min = 1;
+        core.upkeep.compact.earn(f64::MAX);
     }
 
     pub(super) fn below(&self, limit: u64) -> u64 {
@@ -251,6 +252,13 @@ impl Model {
                 world.mend(member);
             }
         }
+    }
+
+    /// Puts what is kept already; whether that was seen.
+    pub(super) fn put_again(&mut self, at: usize) -> bool {
+        let entry = self.table[at].expect("it is kept");
+        let put = self.stripes.put(&page(entry.content), Some(entry.handle));
+        put.is_ok_and(|put| put == Put::Unchanged(entry.handle))
     }
 
     pub(super) fn put(&mut self, at: usize) {
