@@ -1,10 +1,13 @@
 """Applications that people know, as bench/apps compares them: each has one figure that is its run time."""
 
 import contextlib
+import importlib
 import json
+import shutil
 import subprocess
 import sys
 import time
+import types
 from typing import Callable, NamedTuple
 
 from modes import Failure
@@ -53,12 +56,52 @@ def cache(kind, server, keys, requests):
     return run
 
 
+def guests():
+    """What runs guests, which is beside the tests."""
+    beside = str(HERE.parent / "tests/e2e")
+    if beside not in sys.path:
+        sys.path.append(beside)
+    return importlib.import_module("guests")
+
+
+def guest(mib, fill, rounds):
+    """A guest of QEMU's software emulation that fills its memory, then checks every word and writes a seventh anew, so many times."""
+
+    def run(started, tools):
+        archive = tools / "image/initramfs"
+        if not archive.exists():
+            shutil.rmtree(archive.parent, ignore_errors=True)
+            archive.parent.mkdir()
+            guests().Image(archive.parent)
+        command = guests().command(types.SimpleNamespace(archive=archive), mib, fill)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        began = time.monotonic()
+        process = subprocess.Popen(**started([str(word) for word in command]), **pipes)
+        with ended(process):
+            console = guests().Console(types.SimpleNamespace(process=process))
+            try:
+                sums = [console.filled(LIMIT_SECONDS)]
+                filled = time.monotonic()
+                sums += [console.verified(LIMIT_SECONDS) for _ in range(rounds)]
+                verified_s = time.monotonic() - filled
+                console.power_off()
+                process.wait(20)
+            except (AssertionError, OSError, subprocess.TimeoutExpired) as failure:
+                raise Failure(f"the guest, status {process.poll()}: {failure}") from failure
+        return {"verify_s": verified_s, "total_s": time.monotonic() - began, "check": " ".join(sums), "wrong": 0}
+
+    return run
+
+
 def applications(tiny):
     """All of them; tiny ones test the comparison itself and say nothing."""
     orders, scale, text, sort_mib = (200_000, 16, 24, 24) if tiny else (1_000_000, 19, 64, 128)
     rows, queries, keys, requests = (20_000, 2_000, 4_000, 4_000) if tiny else (150_000, 40_000, 16_000, 30_000)
     python = sys.executable
     memory = "64" if tiny else "256"
+    mib, fill, rounds = (128, 40, 2) if tiny else (192, 120, 20)
+    # Which is looked for as a program is, and told to be missing as one.
+    emulator = "qemu-system-x86_64" if guests().kernel() and shutil.which("busybox") else "what guests run (scripts/setup-tests fetches it)"
     redis = ["redis-server", "--port", "0", "--unixsocket", "@/cache.sock", "--save", "", "--dir", "@"]
     memcached = ["memcached", "-u", "root", "-s", "@/cache.sock", "-t", "1", "-M", "-m", memory]
     return [
@@ -69,4 +112,5 @@ def applications(tiny):
         Application("zlib", "compression (zlib)", starts(python, HERE / "pack.py", text), "pack_s"),
         Application("redis", "Redis, wiki trace", cache("redis", redis, keys, requests), "requests_s", "redis-server"),
         Application("memcached", "memcached, wiki trace", cache("memcached", memcached, keys, requests), "requests_s", "memcached"),
+        Application("guest", "a guest of QEMU (TCG)", guest(mib, fill, rounds), "verify_s", emulator),
     ]

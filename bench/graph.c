@@ -1,6 +1,8 @@
-// A graph kernel: a scale-free graph (R-MAT), a breadth-first search from some of its vertices, and PageRank.
+// A graph kernel: a Kronecker graph (R-MAT, with Graph500's numbers; edges go one way), a breadth-first search from some of its
+// vertices, and PageRank.
 //
-//   graph SCALE ROUNDS      2^SCALE vertices, 16 edges each; prints one JSON object
+//   graph SCALE ROUNDS      2^SCALE vertices, 16 edges each; prints one JSON object. `teps`: edges that a search went along, a second;
+//                           the harmonic mean of all searches, as Graph500 has it
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -64,17 +66,23 @@ int main(int argc, char **argv) {
 
     began = now_s();
     uint64_t reached = 0;
+    double seconds_an_edge = 0;
     for (int round = 0; round < rounds; round++) {
         memset(depth, -1, vertices * 4);
-        size_t head = 0, tail = 0;
-        uint32_t root = (uint32_t)(next() % vertices);
+        double search_began = now_s();
+        size_t head = 0, tail = 0, gone = 0;
+        uint32_t root;
+        do root = (uint32_t)(next() % vertices);
+        while (first[root] == first[root + 1]);
         depth[root] = 0, queue[tail++] = root;
         while (head < tail) {
             uint32_t v = queue[head++];
+            gone += first[v + 1] - first[v];
             for (uint64_t e = first[v]; e < first[v + 1]; e++)
                 if (depth[ends[e]] < 0) depth[ends[e]] = depth[v] + 1, queue[tail++] = ends[e];
         }
         reached += tail;
+        seconds_an_edge += (now_s() - search_began) / (double)gone;
     }
     double bfs_s = now_s() - began;
 
@@ -92,7 +100,7 @@ int main(int argc, char **argv) {
     for (size_t v = 0; v < vertices; v++)
         if (rank[v] > top) top = rank[v];
     double rank_s = now_s() - began;
-    printf("{\"build_s\":%.4f,\"bfs_s\":%.4f,\"rank_s\":%.4f,\"kernel_s\":%.4f,\"check\":\"%llu %.12f\"}\n", built_s, bfs_s, rank_s,
-           bfs_s + rank_s, (unsigned long long)reached, top);
+    printf("{\"build_s\":%.4f,\"bfs_s\":%.4f,\"rank_s\":%.4f,\"kernel_s\":%.4f,\"teps\":%.0f,\"check\":\"%llu %.12f\"}\n", built_s, bfs_s,
+           rank_s, bfs_s + rank_s, rounds / seconds_an_edge, (unsigned long long)reached, top);
     return 0;
 }

@@ -275,11 +275,14 @@ memory = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 pages = range(0, len(memory), 4096)
 for at in pages:
     memory[at : at + 8] = at.to_bytes(8, "little")
+computed = 0
 for at in random.Random(1).sample(pages, 500):
     assert int.from_bytes(memory[at : at + 8], "little") == at
-    until = time.perf_counter() + 0.002
-    while time.perf_counter() < until:
+    began = time.perf_counter()
+    while time.perf_counter() < began + 0.002:
         pass
+    computed += time.perf_counter() - began
+print(computed)
 """
 
 
@@ -287,6 +290,6 @@ def test_a_programs_own_time_is_not_that_of_its_faults(spillway):
     """On the CPU that it shares with the fault thread, a woken program runs before the call that woke it has returned."""
     result = spillway.run([sys.executable, "-c", BETWEEN_FAULTS], "32M").must_succeed()
     faults = result.stats["fault_us"]
-    # Each fourth fault or so is followed by 2 ms of the program's.
-    assert faults["mean"] < 250, result.stats
+    # Each fourth fault or so is followed by 2 ms of the program's: half of that time would be in them, or more.
+    assert faults["mean"] * result.stats["faults"] < float(result.out) * 1e6 / 3, (result.out, result.stats)
     assert faults["p50"] <= faults["p99"] <= faults["p999"] <= faults["max"] and 0 < faults["mean"] <= faults["max"]

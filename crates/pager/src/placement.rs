@@ -7,7 +7,8 @@
 //! Where other CPUs are idle, that alone would drive the thread away: woken by a pager on its own CPU, it goes to an idle
 //! one. So the fault thread then runs in the idle scheduling class: to the kernel that CPU counts as idle, and the woken
 //! thread stays. Where every CPU is busy nothing is driven away, and the idle class would starve: the normal class it
-//! is. A watchdog on another thread ends the idle class when this thread is runnable and stands still.
+//! is. A watchdog on another thread has this thread stand aside, on another CPU, when it is runnable and stands still, and ends the
+//! idle class where that does not help.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -80,7 +81,8 @@ impl Placement {
         self.fresh = true;
         // On the same CPU one of the two always runs, so there is nothing to wait for. Where there is, the other has moved.
         self.slept = if slept { self.slept + 1 } else { 0 };
-        if self.followed.is_some() && (self.slept >= SLEPT_AWAY || (slept && shared.aside.load(Relaxed))) {
+        let comes_back = shared.aside.load(Relaxed) && thread == self.candidate;
+        if self.followed.is_some() && (self.slept >= SLEPT_AWAY || comes_back) {
             self.look_after = self.look_after.min(self.seen);
             self.look_every = LOOK_EVERY.0;
             self.slept = 0;
@@ -145,7 +147,8 @@ impl Placement {
     /// Whether `thread` can do what need not be done here; then it is kept off this CPU.
     pub fn may_share_with(&mut self, thread: i32, shared: &Shared) -> bool {
         let (Some(allowed), Some(cpu)) = (self.allowed, current_cpu()) else { return false };
-        if thread == 0 || shared.crowded.load(Relaxed) {
+        // Who stands aside is where the other thread should be, and not where it should not.
+        if thread == 0 || shared.crowded.load(Relaxed) || shared.aside.load(Relaxed) {
             return false;
         }
         if self.shared_from != Some(cpu) {
@@ -187,7 +190,8 @@ impl Placement {
 
     /// Back to where the kernel puts it.
     pub fn settle(&mut self, shared: &Shared) -> bool {
-        if self.followed.take().is_none() {
+        let aside = shared.aside.swap(false, Relaxed);
+        if self.followed.take().is_none() && !aside {
             return false;
         }
         // Failures leave the thread where it is, which is slower and not wrong.
@@ -201,7 +205,7 @@ impl Placement {
 }
 
 /// Lets the fault thread go on on the CPUs of the calling thread, of the watcher, which it keeps off its own: whoever is on that CPU
-/// does not let it run. It comes back with the first fault that it has to wake up for. False where it cannot be moved.
+/// does not let it run. It comes back with the next fault of that thread. False where it cannot be moved.
 pub fn stand_aside(shared: &Shared) -> bool {
     let thread = shared.thread.load(Relaxed);
     let moved = thread != 0 && thread != thread_id() && Cpus::of(0).is_ok_and(|cpus| cpus.confine(thread).is_ok());

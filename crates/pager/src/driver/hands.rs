@@ -11,7 +11,7 @@ use spillway_store::{Got, Handle, Preparer, Store, Urgency};
 
 use super::buffers::Buffers;
 use super::reader::Reader;
-use super::stopwatch::Stopwatch;
+use super::stopwatch::{Kind, Stopwatch};
 use crate::adopt::Agent;
 use crate::estate::{Estate, Stage};
 use crate::sys::clock::now_ns;
@@ -78,11 +78,13 @@ impl Hands {
     pub(super) fn perform(&mut self, plan: Plan, write: bool, target: &Target, core: &mut Pager) -> (Plan, Outcome) {
         let (plan, ready) = self.prepare(plan, write, target, core);
         let Some((address, what)) = ready else { return (plan, Outcome { done: 0, stop: None }) };
-        let pages = match what {
-            What::Zeros(pages) | What::ZeroPages(pages) | What::Block(pages) => index(pages),
-            What::Buffer(_) | What::Poison => 1,
+        let (kind, pages) = match what {
+            What::Zeros(pages) | What::Block(pages) => (Kind::Copies, index(pages)),
+            What::ZeroPages(pages) => (Kind::Marks, index(pages)),
+            What::Buffer(_) => (Kind::Copies, 1),
+            What::Poison => (Kind::Marks, 1),
         };
-        self.watch.installs(now_ns(), pages);
+        self.watch.installs(now_ns(), kind);
         let outcome = match what {
             What::Zeros(_) => target.uffd.copy(address, &self.zeros[..pages]),
             What::ZeroPages(pages) => target.uffd.zero(address, pages),
@@ -93,6 +95,7 @@ impl Hands {
             }
             What::Poison => target.uffd.poison(address),
         };
+        self.watch.did(outcome.done, pages);
         (plan, outcome)
     }
 

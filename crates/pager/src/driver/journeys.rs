@@ -13,6 +13,7 @@ use spillway_store::{Completion, Got, Store, StoreError, Urgency};
 
 use super::Driver;
 use super::hands::{index, pages, to_bits, to_handle};
+use super::stopwatch::Kind;
 use crate::sys::clock::now_ns;
 use crate::tally::Tally;
 use crate::target::Waiting;
@@ -325,8 +326,9 @@ impl Driver {
         let clear = index(target.clear_pages(address, pages as u64));
         let plan = self.core.shorten(plan, clear as u64);
         let first = at * BLOCK + from;
-        self.hands.watch.installs(now_ns(), clear);
+        self.hands.watch.installs(now_ns(), Kind::Copies);
         let outcome = target.uffd.copy(address, &self.journeys.blocks[first..first + clear]);
+        self.hands.watch.did(outcome.done, clear);
         Tally::add(&target.tally.fetched_pages, outcome.done);
         if outcome.stop == Some(Stop::NoMemory) {
             let tree = target.tally.tree;

@@ -1,7 +1,5 @@
 //! Serving faults.
 
-use std::sync::atomic::Ordering::Relaxed;
-
 use spillway_core::Span;
 use spillway_core::pager::{Outcome, Plan, Served, Stop};
 use spillway_store::Urgency;
@@ -78,8 +76,7 @@ impl Driver {
 
     /// This plan served a fault just now.
     pub(super) fn note_served(&mut self, at: usize, plan: Plan, fault: Waiting) {
-        let displaces = self.shared.idle.load(Relaxed);
-        let served_ns = self.hands.watch.installed(now_ns(), displaces).max(fault.since_ns);
+        let served_ns = self.hands.watch.served(now_ns()).max(fault.since_ns);
         self.shared.histogram.record(served_ns - fault.since_ns);
         if let Some(target) = &self.targets[at] {
             target.tally.histogram.record(served_ns - fault.since_ns);
