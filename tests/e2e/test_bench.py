@@ -217,11 +217,13 @@ def test_applications_are_compared_and_recorded(processes, spillway, tmp_path):
     assert run.returncode == 0, err
     assert (tmp_path / "RESULTS.md").read_text() == out and "Wrong results: 0." in out
     told = json.loads((tmp_path / "results-apps.json").read_text())["applications"]
-    for name in ("quicksort", "graph kernel (BFS, PageRank)", "Redis, wiki trace", "memcached, wiki trace", "a guest of QEMU (TCG)"):
+    counting, checked = ("quicksort", "Redis, wiki trace", "memcached, wiki trace"), ("graph kernel (BFS, PageRank)", "a guest of QEMU (TCG)")
+    for name in (*counting, *checked):
         one = told[name]
-        assert one["footprint_mib"] > 8 and f"| {name} | {one['footprint_mib']:.0f} MiB |" in out
+        assert one["footprint_mib"] > 16 and f"| {name} | {one['footprint_mib']:.0f} MiB |" in out
         (native,), (ours,) = one["runs"]["native"], one["runs"]["spillway 50"]
-        assert ours.get("wrong", 0) == 0 and ours.get("check") == native.get("check") and ours[one["time"]] > 0 and native[one["time"]] > 0
+        assert ours["wrong"] == 0 if name in counting else ours["check"] == native["check"]
+        assert ours[one["time"]] > 0 and native[one["time"]] > 0
         # What it waited for is part of what is told.
         assert ours["pager"]["faults"] > 100 and ours["pager"]["fault_us"]["mean"] > 0
         assert f"| {name} | 50 % |" in out

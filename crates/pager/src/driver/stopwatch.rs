@@ -70,7 +70,7 @@ impl Stopwatch {
 
     /// It did `done` pages of so many.
     pub(super) fn did(&mut self, done: u64, of: usize) {
-        let pages = usize::try_from(done).map_or(SIZES, |done| done.min(SIZES - 1));
+        let pages = usize::try_from(done).map_or(SIZES - 1, |done| done.min(SIZES - 1));
         self.last.iter_mut().for_each(|last| (last.pages, last.whole) = (pages, pages == of));
     }
 

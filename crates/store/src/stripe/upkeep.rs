@@ -120,6 +120,11 @@ impl Upkeep {
         u32::try_from(emptiest).ok()
     }
 
+    /// What pages move at the cost of: a member's leaving is rebuilding elsewhere.
+    fn budget_of_moves(&mut self, strands: bool) -> &mut Budget {
+        if strands { &mut self.rebuild } else { &mut self.compact }
+    }
+
     /// Whether a sweep over rows is under way or to come.
     #[cfg(test)]
     pub(super) fn is_awake(&self) -> bool {
@@ -260,12 +265,11 @@ impl Core {
         (page, checksum): (&Page, u64),
         now: Instant,
     ) {
-        let Some(most) = self.upkeep.emptied() else { return };
-        let State::Kept(place, _) = self.pages.held(handle) else { return };
-        let wanted = self.rows.live(place.row).count_ones() <= most && !self.pages.is_moving(handle);
+        let wanted = self.is_to_move(members, handle, self.upkeep.emptied(), false, now);
         if !wanted || self.watch.away() > 0 || !self.upkeep.compact.has(now) {
             return;
         }
+        let State::Kept(place, _) = self.pages.held(handle) else { return };
         let origin = Origin::Moved(place);
         let Ok(fill) = self.open_fill(members, origin, now) else { return };
         self.pages.set_moving(handle, true);
@@ -282,9 +286,9 @@ impl Core {
         }
         // A row that misses something is rebuilt first.
         let rests = now < self.upkeep.rest_until;
-        let Upkeep { rebuild, compact, .. } = &mut self.upkeep;
-        // Half of what is saved up is for pages that need not be read for it.
-        let may = if strands { rebuild.has(now) } else { compact.has_much(now) };
+        let budget = self.upkeep.budget_of_moves(strands);
+        // Half of what is saved up for compacting is for pages that need not be read for it.
+        let may = if strands { budget.has(now) } else { budget.has_much(now) };
         if rests || self.watch.away() > 0 || !may || self.jobs.background >= JOBS_MAX {
             self.look_by(now + LOOK);
             return false;
@@ -305,9 +309,9 @@ impl Core {
                 }
                 self.upkeep.fruitless = 0;
                 self.pages.set_moving(handle, true);
-                let Upkeep { rebuild, compact, .. } = &mut self.upkeep;
-                let (budget, read_and_written) = (if strands { rebuild } else { compact }, 1.0 + self.shape.written());
-                budget.spend(read_and_written);
+                // Read once, and written with its share of parity.
+                let budget = self.upkeep.budget_of_moves(strands);
+                budget.spend(1.0 + self.shape.written());
                 if self.jobs.background >= JOBS_MAX || !budget.has(now) {
                     break;
                 }
