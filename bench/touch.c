@@ -4,8 +4,10 @@
 //
 // Prints one JSON object, microseconds throughout. Half of a page is noise and half repeats, so that it compresses to
 // about a half. Every page read is checked against its number, and at the end all words of all pages: exit status 1 if
-// one was wrong.
+// one was wrong. On SIGUSR1 it prints what accesses cost since the last time, and begins to count anew; on SIGTERM it
+// comes to its end.
 #include <math.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,6 +19,14 @@ enum { PAGE = 4096, WORDS = PAGE / 8, MARK = 9, WRITES = 10, SUB = 16, SLOTS = 4
 
 static uint64_t *memory, pages;
 static uint64_t histogram[SLOTS];
+// Since figures were last asked for.
+static struct { uint64_t accesses, sum_ns, began_ns; } window;
+static volatile sig_atomic_t asked, ended;
+
+static void ask(int number) {
+    if (number == SIGUSR1) asked = 1;
+    else ended = 1;
+}
 
 static uint64_t now_ns(void) {
     struct timespec t;
@@ -47,11 +57,24 @@ static double slot_us(int index) {
     return ldexp(SUB + index % SUB + 0.5, index / SUB - 1) / 1e3;
 }
 
-static double percentile(uint64_t total, double share) {
+static double percentile(double share) {
     uint64_t seen = 0;
     for (int i = 0; i < SLOTS; i++)
-        if ((seen += histogram[i]) >= share * (double)total) return slot_us(i);
+        if ((seen += histogram[i]) >= share * (double)window.accesses) return slot_us(i);
     return slot_us(SLOTS - 1);
+}
+
+// The figures of the window, without braces.
+static void print_window(void) {
+    double count = window.accesses ? (double)window.accesses : 1;
+    printf("\"accesses\":%llu,\"mean_us\":%.3f,\"p50_us\":%.3f,\"p99_us\":%.3f,\"accesses_s\":%.4f", (unsigned long long)window.accesses,
+           (double)window.sum_ns / 1e3 / count, percentile(.5), percentile(.99), (double)(now_ns() - window.began_ns) / 1e9);
+}
+
+static void begin_window(void) {
+    memset(histogram, 0, sizeof histogram);
+    memset(&window, 0, sizeof window);
+    window.began_ns = now_ns();
 }
 
 // Gray et al., "Quickly generating billion-record synthetic databases" (SIGMOD 1994), theta 0.99 as in YCSB.
@@ -96,9 +119,19 @@ int main(int argc, char **argv) {
     }
     double populate_us = (double)(now_ns() - began) / 1e3 / (double)pages;
 
-    uint64_t wrong = 0, sum_ns = 0, dice = 1;
-    began = now_ns();
-    for (uint64_t i = 0; i < accesses; i++) {
+    uint64_t wrong = 0, dice = 1;
+    signal(SIGUSR1, ask);
+    signal(SIGTERM, ask);
+    begin_window();
+    for (uint64_t i = 0; i < accesses && !ended; i++) {
+        if (asked) {
+            asked = 0;
+            printf("{");
+            print_window();
+            printf("}\n");
+            fflush(stdout);
+            begin_window();
+        }
         dice = mix(dice);
         uint64_t p = i % pages;
         // An odd multiplier scatters popular ranks over all of the memory.
@@ -111,10 +144,12 @@ int main(int argc, char **argv) {
         if (writes) page[WRITES]++;
         uint64_t took = now_ns() - start;
         wrong += mark != ~p;
-        sum_ns += took;
+        window.sum_ns += took;
+        window.accesses++;
         histogram[slot(took)]++;
     }
-    double accesses_s = (double)(now_ns() - began) / 1e9;
+    printf("{\"populate_us\":%.3f,", populate_us);
+    print_window();
 
     for (uint64_t p = 0; p < pages; p++) {
         uint64_t *page = memory + p * WORDS;
@@ -122,8 +157,6 @@ int main(int argc, char **argv) {
         for (int k = 0; k < WORDS; k++) bad |= k != MARK && k != WRITES && page[k] != word(p, k);
         wrong += bad;
     }
-    printf("{\"populate_us\":%.3f,\"mean_us\":%.3f,\"p50_us\":%.3f,\"p99_us\":%.3f,\"accesses_s\":%.4f,\"wrong\":%llu}\n",
-           populate_us, (double)sum_ns / 1e3 / (double)accesses, percentile(accesses, .5), percentile(accesses, .99),
-           accesses_s, (unsigned long long)wrong);
+    printf(",\"wrong\":%llu}\n", (unsigned long long)wrong);
     return wrong != 0;
 }

@@ -247,6 +247,19 @@ def test_what_parity_costs_is_measured_and_recorded(processes, spillway, tmp_pat
     assert 1.25 < parity["kept_pages"] / plain["kept_pages"] < 1.95, out
 
 
+@pytest.mark.limit(150)
+def test_how_fast_a_lost_server_is_rebuilt_is_measured_and_recorded(processes, spillway, tmp_path):
+    words = [REPOSITORY / "bench/rebuild", "--tiny", "--record", "tiny", "--into", tmp_path, "--spillway", spillway.path]
+    run = processes.start(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    out, err = run.communicate(timeout=140)
+    assert run.returncode == 0 and "wrong results: 0" in out and "lost pages: 0" in out, out + err
+    assert out.strip() in (tmp_path / "tiny.md").read_text()
+    (one,) = json.loads((tmp_path / "tiny.json").read_text())["rounds"]
+    assert one["rebuilt_mib"] > 0.25 and one["mb_per_s"] > 0
+    # Each window is of accesses of its own.
+    assert all(one[window]["accesses"] > 100 and one[window]["p99_us"] > one[window]["p50_us"] for window in ("before", "degraded", "meanwhile"))
+
+
 def test_a_wiki_client_tells_a_value_that_changed(tmp_path):
     """A server that answers with other bytes than it was given."""
     import socket

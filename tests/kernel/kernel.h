@@ -258,12 +258,14 @@ static long obey(struct target *self, struct order *order) {
         int flags = CLONE_VM | CLONE_FS | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM;
         return raw(clone(be_agent, stack + STACK_BYTES, flags, self));
     }
-    case TOUCH: // a[1] pages from a[0] on; how long each took, in nanoseconds, to the u32s at a[2]
+    case TOUCH: // a[1] pages from a[0] on, computing a[3] ns between them; how long each took, in ns, to the u32s at a[2]
         for (u64 i = 0; i < a[1]; i++) {
-            u64 before = nanoseconds();
+            u64 before = nanoseconds(), after;
             *(volatile char *)(a[0] + i * PAGE) = 1;
-            ((volatile uint32_t *)a[2])[i] = (uint32_t)(nanoseconds() - before);
+            after = nanoseconds();
+            ((volatile uint32_t *)a[2])[i] = (uint32_t)(after - before);
             self->cpu = sched_getcpu();
+            while (a[3] && nanoseconds() < after + a[3]) {}
         }
         return 0;
     }

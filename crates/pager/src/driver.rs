@@ -307,7 +307,6 @@ impl Driver {
         let Some(target) = &mut self.targets[at] else { return };
         let Some(agent) = &target.agent else { return };
         self.awaits_agent = false;
-        self.shared.errands_over.store(self.shared.errands_begun.load(Relaxed), Relaxed);
         match receive_byte(std::os::fd::AsFd::as_fd(&agent.socket)) {
             Heard::Nothing => {}
             Heard::End => {
@@ -324,6 +323,9 @@ impl Driver {
                 Flight::Merging(errand) => self.heard_of_merging(at, errand),
                 Flight::Other | Flight::Idle => {}
             },
+        }
+        if self.targets.iter().flatten().all(|target| target.flight == Flight::Idle) {
+            self.shared.errands_over.store(self.shared.errands_begun.load(Relaxed), Relaxed);
         }
     }
 

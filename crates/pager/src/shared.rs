@@ -130,7 +130,7 @@ pub struct Shared {
     pub progress: AtomicU64,
     /// Errands that it sent agents on.
     pub errands_begun: AtomicU64,
-    /// Those that are over: a watchdog's sign of the agents' lives.
+    /// As many once all of them are over: a watchdog's sign of the agents' lives.
     pub errands_over: AtomicU64,
     /// Its thread id, once it runs.
     pub thread: AtomicI32,
