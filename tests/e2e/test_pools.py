@@ -6,6 +6,7 @@ What servers do when they fail is in test_pool_faults.py.
 import contextlib
 import json
 import random
+import re
 import signal
 import socket
 import struct
@@ -301,3 +302,29 @@ def test_what_a_server_holds_is_told_and_given_back(processes, spillway, build, 
     target.unharmed()
     server.kill()
     assert spillway.cli("pool", "status", pool).returncode == 1
+
+
+def pages_in(kind, server):
+    """How many pages a cache has."""
+    question, answer = {"memcached": (b"stats\r\n", r"curr_items (\d+)"), "redis": (b"DBSIZE\r\n", r":(\d+)")}[kind]
+    with socket.create_connection((server.host, server.port), 5) as cache:
+        cache.sendall(question)
+        return int(re.search(answer, cache.recv(1 << 16).decode())[1])
+
+
+@pytest.mark.parametrize("kind", ["memcached", "redis"])
+def test_a_cache_is_left_as_it_was(processes, spillway, build, servers, kind):
+    """It would keep for ever what nobody frees. It was: the pager was gone before the last, or all, had left."""
+    server = servers.memcached("-M") if kind == "memcached" else servers.redis()
+    url = f"{kind}://{server.address}"
+    outcome = spillway.run([build("fill"), 48], "8M", "--pool", url, stdin="verify\nexit 0\n")
+    assert outcome.status == 0, outcome.err
+    assert outcome.stats["written_pages"] > 5000
+    eventually(lambda: pages_in(kind, server) == 0, "the cache to be empty after `run`", 5)
+    target = Program(processes, [build("fill"), 48]).ready()
+    running = spillway.attach(target.pid, "8M", "--pool", url)
+    spillway.settled(target.pid)
+    assert pages_in(kind, server) > 5000
+    spillway.detach(target.pid)
+    assert running.process.wait(10) == 0 and pages_in(kind, server) == 0
+    target.ask("verify")

@@ -238,7 +238,7 @@ pub(crate) fn serve_until_gone(service: &Arc<Service>, lasts: Option<Duration>, 
     let quiet = note.is_none();
     note.into_iter().chain(listening.as_ref().err().cloned().filter(|_| !quiet)).for_each(say::note);
     serve(service, lasts.map(|lasts| Instant::now() + lasts));
-    service.finish_answers();
+    service.end();
     if !quiet {
         say::note(report::summary(&service.snapshot()));
     }

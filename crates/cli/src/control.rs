@@ -238,6 +238,8 @@ mod tests {
     }
 
     impl Paging for Fake {
+        fn end(&self) {}
+
         fn can_be_outlived(&self) -> bool {
             false
         }

@@ -84,7 +84,7 @@ pub(crate) fn daemon(args: &Args) -> Result<u8, Failure> {
         }
     }
     serve(&service);
-    service.finish_answers();
+    service.end();
     drop(place);
     Ok(0)
 }

@@ -175,7 +175,7 @@ pub(crate) fn serve(args: &Args) -> Result<u8, Failure> {
     while service.has_targets() {
         std::thread::sleep(TICK);
     }
-    service.finish_answers();
+    service.end();
     drop(bound);
     Ok(0)
 }

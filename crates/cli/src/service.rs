@@ -46,9 +46,15 @@ pub(crate) trait Paging: Send + Sync {
     fn resize(&self, local: Local) -> Result<(), String>;
     /// Which mappings are managed.
     fn choice(&self) -> Choice;
+    /// Ends what serves them, once there are none.
+    fn end(&self);
 }
 
 impl Paging for Pager {
+    fn end(&self) {
+        Self::end(self);
+    }
+
     fn can_be_outlived(&self) -> bool {
         Self::can_be_outlived(self)
     }
@@ -340,12 +346,14 @@ impl<P: Paging> Service<P> {
         Answering(&self.answering)
     }
 
-    /// Gives whoever asked for the end the time to hear of it.
-    pub(crate) fn finish_answers(&self) {
+    /// Ends the pager, after all targets have ended or were let go: gives whoever asked for that the time to hear of it, and the
+    /// store the time to forget what it has.
+    pub(crate) fn end(&self) {
         let deadline = Instant::now() + ANSWERS_LIMIT;
         while self.answering.load(Ordering::Relaxed) > 0 && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
         }
+        self.pager.end();
     }
 
     /// Brings all pages home; `progress` is told pages done and pages in all.
@@ -381,6 +389,8 @@ mod tests {
     }
 
     impl Paging for Fake {
+        fn end(&self) {}
+
         fn can_be_outlived(&self) -> bool {
             false
         }

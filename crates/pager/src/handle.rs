@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use spillway_core::PAGE_BYTES_U64;
@@ -52,6 +52,8 @@ pub struct Pager {
     next_tree: AtomicU32,
     /// It serves on without processes.
     stays: bool,
+    /// The fault thread, until [`Pager::end`].
+    faults: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Pager {
@@ -182,7 +184,7 @@ impl Pager {
 
         let (ready, begun) = channel();
         let budget = budget(local);
-        thread::Builder::new()
+        let faults = thread::Builder::new()
             .name("faults".into())
             .spawn(move || match make(budget, wires) {
                 Ok(driver) => {
@@ -233,7 +235,17 @@ impl Pager {
             local: Mutex::new(local),
             next_tree,
             stays: false,
+            faults: Mutex::new(Some(faults)),
         })
+    }
+
+    /// Ends the pager once nobody has pages in its store any more. Stores of others that keep what they were given for ever are
+    /// told to forget it, which is waited for: seconds at most, where they do not answer.
+    pub fn end(&self) {
+        let faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let _ = self.commands.send(Command::End);
+        self.bell.ring();
+        faults.into_iter().for_each(|faults| drop(faults.join()));
     }
 
     /// Whether another pager could take over now: not while a child just forked has nobody else who holds its userfaultfd.

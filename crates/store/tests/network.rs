@@ -154,6 +154,43 @@ fn a_server_that_was_restarted_has_lost_its_pages() {
     assert_all(&mut client, &more);
 }
 
+/// How many pages a memcached has.
+fn items(cache: &Server) -> usize {
+    let mut stream = TcpStream::connect(("127.0.0.1", cache.port)).unwrap();
+    stream.write_all(b"stats\r\n").unwrap();
+    let mut said = String::new();
+    while !said.contains("END\r\n") {
+        let mut some = [0; 4096];
+        let count = stream.read(&mut some).unwrap();
+        said += std::str::from_utf8(&some[..count]).unwrap();
+    }
+    let line = said.lines().find_map(|line| line.strip_prefix("STAT curr_items ")).unwrap();
+    line.parse().unwrap()
+}
+
+/// It was: whatever a pager sent before its connection ended, or before it was killed, stayed for good where it was carried out
+/// after the next connection had freed it.
+#[test]
+fn what_an_earlier_connection_brings_late_does_not_stay() {
+    let Some(cache) = Server::memcached(&["-M"]) else { return };
+    let proxy = Proxy::to(cache.port);
+    let mut client = client(&format!("memcached://127.0.0.1:{}", proxy.port));
+    let pages = put_all(&mut client, 0..100);
+    let late = proxy.delay_and_part(|| {
+        let put = |number| client.store().put(&page(number), None);
+        assert!((100..103).map(put).all(|put| matches!(put, Ok(Put::Pending(_)))));
+        client.steps(Duration::from_millis(50));
+    });
+    client.steps(Duration::from_millis(500));
+    assert_all(&mut client, &pages);
+    drop(late);
+    client.steps(Duration::from_millis(200));
+    assert!(items(&cache) > 100, "nothing came late");
+    client.steps(Duration::from_secs(1));
+    assert_eq!(items(&cache), 100);
+    assert_all(&mut client, &pages);
+}
+
 #[test]
 fn a_server_that_stops_for_a_while_is_waited_for() {
     let Some(redis) = Server::redis(&[]) else { return };

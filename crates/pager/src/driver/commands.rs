@@ -172,6 +172,8 @@ pub enum Command {
         /// For the answer.
         reply: Sender<()>,
     },
+    /// Nobody needs this thread any more, nor what it has stored.
+    End,
 }
 
 /// How far a release has come.
@@ -212,10 +214,11 @@ pub enum Report {
 }
 
 impl Driver {
-    /// Carries out commands; false when no more can come.
+    /// Carries out commands; false when no more will come.
     pub(super) fn obey(&mut self) -> bool {
         loop {
             match self.commands.try_recv() {
+                Ok(Command::End) => return false,
                 Ok(command) => self.carry_out(command),
                 Err(TryRecvError::Empty) => return true,
                 Err(TryRecvError::Disconnected) => return false,
@@ -329,6 +332,7 @@ impl Driver {
                 self.count_trees();
                 let _ = reply.send(());
             }
+            Command::End => unreachable!("nothing is carried out any more"),
         }
         self.core.restock();
         self.publish();

@@ -135,7 +135,8 @@ pub(crate) trait Protocol: Send + 'static {
     const ANSWER_BYTES_MAX: usize;
     /// What an answer to a get has beside its page.
     const OVERHEAD_BYTES: usize;
-    /// Whether servers forget by themselves what a pager that ended has left there.
+    /// Whether servers know their pagers: then they forget by themselves what one that ended has left there, and carry out nothing of
+    /// its earlier connections once there is a new one.
     const FORGETS: bool;
 
     /// By what the server knows this pager and the pages that it has put: at most [`super::ledger::IDENTITY_BYTES_MAX`].

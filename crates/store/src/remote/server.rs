@@ -31,6 +31,9 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// How often patience with a server that fell silent may double, and after how long it is as before.
 const DOUBLINGS_MAX: u32 = 2;
 const DOUBLED_FOR: Duration = Duration::from_secs(10);
+/// How long what an earlier connection has brought may still be carried out, by a server that reads connections in turn and does
+/// not know which are of one pager: what is freed sooner would be there again.
+const ECHO: Duration = Duration::from_secs(1);
 /// How long a server that declined a page is not asked again.
 const FULL_FOR: Duration = Duration::from_secs(1);
 
@@ -457,6 +460,9 @@ impl<P: Protocol> Server<P> {
     }
 
     fn encode_frees(&mut self, handles: &mut Handles, now: Instant) -> bool {
+        if !P::FORGETS && self.epoch > 1 && now < self.welcomed + ECHO {
+            return false;
+        }
         let room = self.room(P::OVERHEAD_BYTES, false);
         let Link::Ready(connection) = &mut self.link else { return false };
         let mut names = [Name { epoch: 0, handle: 0 }; BATCH_MAX];

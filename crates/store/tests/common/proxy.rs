@@ -20,6 +20,9 @@ struct State {
     damage_every: AtomicU64,
     refuses: AtomicBool,
     holds: AtomicBool,
+    /// How many connections there were, and how many of the first of them pass nothing to the server for now.
+    connections: AtomicU64,
+    withheld: AtomicU64,
     open: Mutex<Vec<TcpStream>>,
 }
 
@@ -37,9 +40,11 @@ impl Proxy {
                 let Ok(server) = TcpStream::connect(("127.0.0.1", server)) else { continue };
                 shared.open.lock().unwrap().extend([client.try_clone().unwrap(), server.try_clone().unwrap()]);
                 let (from, to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
-                std::thread::spawn(move || pass(from, to, None));
+                let nth = shared.connections.fetch_add(1, SeqCst);
                 let state = Arc::clone(&shared);
-                std::thread::spawn(move || pass(server, client, Some(&state)));
+                std::thread::spawn(move || pass(from, to, Way::Up(&state, nth)));
+                let state = Arc::clone(&shared);
+                std::thread::spawn(move || pass(server, client, Way::Down(&state)));
             }
         });
         Self { port, state }
@@ -64,6 +69,20 @@ impl Proxy {
         self.state.holds.store(hold, SeqCst);
     }
 
+    /// What the pager sends meanwhile, on the connections that there are, reaches the server only once what this returns is
+    /// dropped. The pager loses those connections afterwards.
+    pub fn delay_and_part(&self, meanwhile: impl FnOnce()) -> Delay<'_> {
+        self.state.withheld.store(self.state.connections.load(SeqCst), SeqCst);
+        meanwhile();
+        for socket in self.state.open.lock().unwrap().iter() {
+            // Ends what goes to the pager; what goes to the server is still to come.
+            if socket.local_addr().is_ok_and(|address| address.port() == self.port) {
+                let _ = socket.shutdown(Shutdown::Write);
+            }
+        }
+        Delay(&self.state)
+    }
+
     pub fn cut(&self) {
         for socket in self.state.open.lock().unwrap().drain(..) {
             let _ = socket.shutdown(Shutdown::Both);
@@ -71,12 +90,38 @@ impl Proxy {
     }
 }
 
-fn pass(mut from: TcpStream, mut to: TcpStream, state: Option<&State>) {
+/// See [`Proxy::delay_and_part`].
+pub struct Delay<'a>(&'a State);
+
+impl Drop for Delay<'_> {
+    fn drop(&mut self) {
+        self.0.withheld.store(0, SeqCst);
+    }
+}
+
+/// Bytes that go up to the server, on the nth connection, or down to the pager.
+#[derive(Clone, Copy)]
+enum Way<'a> {
+    Up(&'a State, u64),
+    Down(&'a State),
+}
+
+impl Way<'_> {
+    fn waits(self) -> bool {
+        match self {
+            Way::Up(state, nth) => nth < state.withheld.load(SeqCst),
+            Way::Down(state) => state.holds.load(SeqCst),
+        }
+    }
+}
+
+fn pass(mut from: TcpStream, mut to: TcpStream, way: Way<'_>) {
+    let state = if let Way::Down(state) = way { Some(state) } else { None };
     let mut buffer = [0; 16 << 10];
     let mut passed = 0;
     while let Ok(bytes @ 1..) = from.read(&mut buffer) {
         let mut bytes = &mut buffer[..bytes];
-        while state.is_some_and(|state| state.holds.load(SeqCst)) {
+        while way.waits() {
             std::thread::sleep(Duration::from_millis(5));
         }
         let cut_after = state.map_or(0, |state| state.cut_after.load(SeqCst));
