@@ -247,6 +247,16 @@ def test_what_parity_costs_is_measured_and_recorded(processes, spillway, tmp_pat
     assert 1.25 < parity["kept_pages"] / plain["kept_pages"] < 1.95, out
 
 
+def test_what_a_neighbour_costs_is_measured_and_recorded(processes, spillway, tmp_path):
+    words = [REPOSITORY / "bench/fairness", "--rounds", 1, "--seconds", 1, "--goal", 1000, "--record", "tiny", "--into", tmp_path]
+    run = processes.start([*words, "--spillway", spillway.path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == 0, out + err
+    assert out.strip() in (tmp_path / "tiny.md").read_text() and "| of faults |" in out
+    (one,) = json.loads((tmp_path / "tiny.json").read_text())["rounds"]
+    assert all(one[when]["faults"] > 100 and one[when]["fault_p99_us"] >= one[when]["fault_p50_us"] > 0 for when in ("alone", "beside"))
+
+
 @pytest.mark.limit(150)
 def test_how_fast_a_lost_server_is_rebuilt_is_measured_and_recorded(processes, spillway, tmp_path):
     words = [REPOSITORY / "bench/rebuild", "--tiny", "--record", "tiny", "--into", tmp_path, "--spillway", spillway.path]
