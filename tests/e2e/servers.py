@@ -44,6 +44,14 @@ class Server:
         self.process.wait(5)
 
 
+def pages_in(kind, address):
+    """How many pages a memcached or Redis at `HOST:PORT` has."""
+    question, answer = {"memcached": (b"stats\r\n", r"STAT curr_items (\d+)"), "redis": (b"DBSIZE\r\n", r":(\d+)")}[kind]
+    with socket.create_connection(address.split(":"), 5) as cache:
+        cache.sendall(question)
+        return int(re.search(answer, cache.recv(1 << 16).decode())[1])
+
+
 class Servers:
     """Starts servers on loopback ports that are free, unless told otherwise. `processes` ends them."""
 

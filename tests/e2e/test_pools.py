@@ -6,7 +6,6 @@ What servers do when they fail is in test_pool_faults.py.
 import contextlib
 import json
 import random
-import re
 import signal
 import socket
 import struct
@@ -16,7 +15,7 @@ import clients
 import pytest
 from harness import MIB, anonymous_bytes, eventually
 from mechanics import Program, let_go, refused
-from servers import answering
+from servers import answering, pages_in
 from test_programs import cpython, redis_command, value
 from test_torture import hung, options
 
@@ -304,14 +303,6 @@ def test_what_a_server_holds_is_told_and_given_back(processes, spillway, build, 
     assert spillway.cli("pool", "status", pool).returncode == 1
 
 
-def pages_in(kind, server):
-    """How many pages a cache has."""
-    question, answer = {"memcached": (b"stats\r\n", r"curr_items (\d+)"), "redis": (b"DBSIZE\r\n", r":(\d+)")}[kind]
-    with socket.create_connection((server.host, server.port), 5) as cache:
-        cache.sendall(question)
-        return int(re.search(answer, cache.recv(1 << 16).decode())[1])
-
-
 @pytest.mark.parametrize("kind", ["memcached", "redis"])
 def test_a_cache_is_left_as_it_was(processes, spillway, build, servers, kind):
     """It would keep for ever what nobody frees. It was: the pager was gone before the last, or all, had left."""
@@ -320,11 +311,11 @@ def test_a_cache_is_left_as_it_was(processes, spillway, build, servers, kind):
     outcome = spillway.run([build("fill"), 48], "8M", "--pool", url, stdin="verify\nexit 0\n")
     assert outcome.status == 0, outcome.err
     assert outcome.stats["written_pages"] > 5000
-    eventually(lambda: pages_in(kind, server) == 0, "the cache to be empty after `run`", 5)
+    eventually(lambda: pages_in(kind, server.address) == 0, "the cache to be empty after `run`", 5)
     target = Program(processes, [build("fill"), 48]).ready()
     running = spillway.attach(target.pid, "8M", "--pool", url)
     spillway.settled(target.pid)
-    assert pages_in(kind, server) > 5000
+    assert pages_in(kind, server.address) > 5000
     spillway.detach(target.pid)
-    assert running.process.wait(10) == 0 and pages_in(kind, server) == 0
+    assert running.process.wait(10) == 0 and pages_in(kind, server.address) == 0
     target.ask("verify")
