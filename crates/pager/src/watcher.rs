@@ -229,6 +229,23 @@ impl Watcher {
         }
     }
 
+    /// Waits for an answer of the fault thread's, which may need the watchdog's help to give it; none when it is gone.
+    fn hear<T>(&mut self, answer: &Receiver<T>) -> Option<T> {
+        loop {
+            match answer.recv_timeout(LOOK_SOONEST) {
+                Ok(answer) => return Some(answer),
+                Err(RecvTimeoutError::Timeout) => self.guard(Instant::now()),
+                Err(RecvTimeoutError::Disconnected) => return None,
+            }
+        }
+    }
+
+    /// Has the watchdog look.
+    fn guard(&mut self, now: Instant) {
+        let agents = self.processes.iter().map(|(pid, process)| (*pid, process.agent)).filter(|(_, agent)| *agent != 0);
+        self.watchdog.look(now, &self.shared, &agents);
+    }
+
     /// Takes note of what the fault thread has told, and of nothing else.
     fn hear_reports(&mut self) {
         while let Ok(request) = self.requests.try_recv() {

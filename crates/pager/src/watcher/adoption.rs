@@ -100,7 +100,7 @@ impl Watcher {
     pub(super) fn hear_of_forks(&mut self) {
         let (reply, answer) = channel();
         self.send(Command::Answer { reply });
-        let _ = answer.recv();
+        self.hear(&answer);
         self.hear_reports();
     }
 
@@ -146,7 +146,7 @@ impl Watcher {
                 let asks = tally.merges.load(Relaxed) && !inherits_merging;
                 let marked = if asks { merging::marked(pid) } else { Vec::new() };
                 self.send(Command::Add { pid, uffd, agent, tally, share, inherits_merging, marked, reply });
-                let target = answer.recv().map_err(|_| Error::Ended(pid))?;
+                let target = self.hear(&answer).ok_or(Error::Ended(pid))?;
                 self.uffds.push((target, copy.into()));
                 target
             }

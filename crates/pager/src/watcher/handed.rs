@@ -48,7 +48,7 @@ impl Watcher {
 
     /// Makes it a target, and tells the fault thread where its pages are. Until then none of its faults is read.
     fn lay_out(
-        &self,
+        &mut self,
         pid: i32,
         uffd: Uffd,
         tally: &Arc<Tally>,
@@ -66,11 +66,11 @@ impl Watcher {
 
         let (reply, answer) = channel();
         self.send(Command::Hand { pid, uffd, tally: Arc::clone(tally), share: tally.share(), reply });
-        let target = answer.recv().map_err(|_| Error::Ended(pid))?;
+        let target = self.hear(&answer).ok_or(Error::Ended(pid))?;
         let stretches = regions.iter().map(|region| Stretch { mappings: vec![region.span], end: region.span.end });
         let (reply, answer) = channel();
         self.send(Command::Register { target, stretches: stretches.collect(), reply });
-        let _ = answer.recv();
+        self.hear(&answer);
         if let Some(image) = image {
             for region in regions {
                 let missing = region.span.without(there.iter().copied());
@@ -84,7 +84,7 @@ impl Watcher {
         Ok(target)
     }
 
-    fn lay_out_part(&self, target: TargetId, part: Span, region: &Region, image: &Image) {
+    fn lay_out_part(&mut self, target: TargetId, part: Span, region: &Region, image: &Image) {
         let mut start = part.start;
         while start < part.end {
             let pages = part.end.pages_since(start).min(LAY_OUT_PAGES);
@@ -92,7 +92,7 @@ impl Watcher {
             let first = image.handle(number).expect("regions beyond the file were refused");
             let (reply, answer) = channel();
             self.send(Command::LayOut { target, span: Span::of_pages(start, pages), first, reply });
-            let _ = answer.recv();
+            self.hear(&answer);
             start = start.plus_pages(pages);
         }
     }

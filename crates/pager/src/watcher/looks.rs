@@ -5,13 +5,14 @@ use std::time::{Duration, Instant};
 
 use super::Watcher;
 use crate::procfs;
+use crate::sys::clock::thread_time;
 use crate::sys::ptrace::let_go_of_left;
 
 /// The shortest time between two looks: what a program can touch meanwhile, at 4 GiB/s, is 4 MiB.
 pub(super) const LOOK_SOONEST: Duration = Duration::from_millis(1);
 /// The longest, while nothing changes.
 pub(super) const LOOK_LATEST: Duration = Duration::from_millis(20);
-/// Looks that find nothing new may take this share of the watcher's time: one part in ten. With many targets a look takes as long
+/// Looks that find nothing new may take this share of a CPU's time: one part in ten. With many targets a look takes as long
 /// as the shortest pause; at the priority that the watcher has, little would be left for the fault thread where CPUs are busy.
 const LOOK_SHARE: u32 = 10;
 /// Pauses are no longer than this for that reason.
@@ -37,7 +38,7 @@ const TOUCH_PAGES_PER_S: u64 = 1 << 21;
 impl Watcher {
     /// One look at everything; returns how long until the next.
     pub(super) fn look(&mut self) -> Duration {
-        let now = Instant::now();
+        let (now, worked) = (Instant::now(), thread_time());
         let young = self.tree_changed_at.is_some_and(|at| now - at < TREE_YOUNG_FOR);
         let tree_every = if young { YOUNG_TREE_EVERY } else { TREE_EVERY };
         if self.tree_at.is_none_or(|at| now - at >= tree_every) {
@@ -82,15 +83,14 @@ impl Watcher {
         let_go_of_left();
         changed |= self.adopt_the_grown(unmanaged_pages);
         self.settle_removals();
-        let agents = self.processes.iter().map(|(pid, process)| (*pid, process.agent)).filter(|(_, agent)| *agent != 0);
-        self.watchdog.look(now, &self.shared, &agents);
+        self.guard(now);
         if changed {
             self.changed_at = Some(now);
         }
-        self.next_look(unmanaged_pages, changed, now.elapsed())
+        self.next_look(unmanaged_pages, changed, thread_time() - worked)
     }
 
-    /// Soon while something changes, or while what is left of the budget could be touched soon; `looked_for` is what this look took.
+    /// Soon while something changes, or while what is left of the budget could be touched soon; `looked_for` is what this look took of a CPU.
     fn next_look(&self, unmanaged_pages: u64, changed: bool, looked_for: Duration) -> Duration {
         if changed || self.removals.are_waiting() || !self.leaving.is_empty() {
             return LOOK_SOONEST;

@@ -11,9 +11,11 @@ use crate::choice::Choice;
 use crate::driver::Command;
 use crate::procfs::{self, Mapping, Size};
 use crate::stretch::stretches;
+use crate::sys::clock::thread_time;
 use crate::sys::process::robust_list;
 
-/// Reading mappings may take this share of the watcher's time: one part in twenty.
+/// Reading mappings may take this share of a CPU's time: one part in twenty. Not of the time that passes: that goes by while a
+/// program does not let the fault thread answer, which may be just the program that grows.
 const MAPS_SHARE: u32 = 20;
 /// How often mappings are read in a row while they change.
 const READINGS_MAX: u32 = 4;
@@ -32,7 +34,7 @@ pub(super) enum Whose {
 impl Watcher {
     /// Registers what is new in a process, and tells the fault thread which pages of it are resident.
     pub(super) fn read_mappings(&mut self, pid: i32) {
-        let begun = Instant::now();
+        let (begun, worked) = (Instant::now(), thread_time());
         let Some(&Process { target: Some(target), staging, handed: None, .. }) = self.processes.get(&pid) else {
             return;
         };
@@ -43,7 +45,7 @@ impl Watcher {
             let stretches = stretches(&mappings, |mapping| is_managed(self.choice, mapping, staging));
             let (reply, answer) = channel();
             self.send(Command::Register { target, stretches, reply });
-            let Ok(registered) = answer.recv() else { return };
+            let Some(registered) = self.hear(&answer) else { return };
             let none = registered.is_empty();
             new.extend(registered);
             // What was mapped meanwhile beside a mapping becomes one with it while it is untouched.
@@ -71,7 +73,7 @@ impl Watcher {
         let _ = self.commands.send(Command::Keep { target, addresses });
         process.seen = size;
         process.read_at = Some(begun);
-        self.maps_rest_until = Some(Instant::now() + begun.elapsed() * MAPS_SHARE);
+        self.maps_rest_until = Some(Instant::now() + (thread_time() - worked) * MAPS_SHARE);
     }
 
     /// Tells the fault thread which pages are resident in regions that a child has from its parent, or only those that it does
@@ -81,7 +83,7 @@ impl Watcher {
         let Ok(mappings) = procfs::mappings(pid) else { return 0 };
         let (reply, begun) = channel();
         self.send(Command::Register { target, stretches: Vec::new(), reply });
-        if begun.recv().is_err() {
+        if self.hear(&begun).is_none() {
             return 0;
         }
         let Some(pagemap) = self.processes.get(&pid).and_then(|process| process.pagemap.as_ref()) else { return 0 };
