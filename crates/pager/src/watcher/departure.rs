@@ -47,7 +47,7 @@ impl Watcher {
         if !at_once {
             return Ok(());
         }
-        let adopted = self.adopt(pid, None).inspect(|()| self.read_mappings(pid));
+        let adopted = self.adopt(pid, None).inspect(|()| _ = self.read_mappings(pid));
         if adopted.is_err() {
             self.roots.retain(|root| root.tree != tally.tree);
             self.trees.remove(tally.tree);

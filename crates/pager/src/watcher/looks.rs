@@ -32,6 +32,8 @@ const TREE_YOUNG_FOR: Duration = Duration::from_millis(500);
 const MAPS_EVERY: Duration = Duration::from_secs(1);
 /// Pages that memory may grow by, unexplained, before mappings are read again: 1 MiB.
 const GROWTH_PAGES: u64 = 256;
+/// A batch is this part of the budget, and at most so many pages.
+const BATCH: (u64, u64) = (256, 256);
 /// What a program can touch in a second, in pages: 8 GiB.
 const TOUCH_PAGES_PER_S: u64 = 1 << 21;
 
@@ -49,6 +51,8 @@ impl Watcher {
         }
         let pids: Vec<i32> = self.processes.keys().copied().collect();
         let (mut unmanaged_pages, mut changed) = (0, false);
+        // Of two batches: one leaves staging while the other is moved there.
+        let swing_pages = 2 * (self.shared.numbers.budget_pages.load(Relaxed) / BATCH.0).min(BATCH.1);
         for pid in pids {
             let Ok(size) = procfs::size(pid) else {
                 self.forget(pid);
@@ -68,14 +72,14 @@ impl Watcher {
                 continue;
             }
             let grown = size.anonymous_pages > process.seen.anonymous_pages + GROWTH_PAGES;
+            let resized = size.total_pages != process.seen.total_pages;
             let due = process.read_at.is_none_or(|at| now - at >= MAPS_EVERY);
             let rested = self.maps_rest_until.is_none_or(|until| now >= until);
-            if rested && (due || grown || size.total_pages != process.seen.total_pages) {
-                changed = true;
-                self.read_mappings(pid);
-            } else if size.anonymous_pages < process.seen.anonymous_pages {
-                // It shrank by eviction: growth is measured from here.
-                self.processes.entry(pid).and_modify(|process| process.seen.anonymous_pages = size.anonymous_pages);
+            // It shrinks by eviction, and growth is measured from there; but batches that leave, and faults that take their
+            // place, say nothing of it.
+            process.seen.anonymous_pages = process.seen.anonymous_pages.min(size.anonymous_pages + swing_pages);
+            if rested && (due || grown || resized) {
+                changed |= self.read_mappings(pid) || resized;
             }
         }
         self.keep_orphans();

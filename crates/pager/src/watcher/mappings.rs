@@ -32,20 +32,20 @@ pub(super) enum Whose {
 }
 
 impl Watcher {
-    /// Registers what is new in a process, and tells the fault thread which pages of it are resident.
-    pub(super) fn read_mappings(&mut self, pid: i32) {
+    /// Registers what is new in a process, and tells the fault thread which pages of it are resident. Whether there was anything.
+    pub(super) fn read_mappings(&mut self, pid: i32) -> bool {
         let (begun, worked) = (Instant::now(), thread_time());
         let Some(&Process { target: Some(target), staging, handed: None, .. }) = self.processes.get(&pid) else {
-            return;
+            return false;
         };
         let (mut size, mut new) = (Size::default(), Vec::new());
         for _ in 0..READINGS_MAX {
             size = procfs::size(pid).unwrap_or_default();
-            let Ok(mappings) = procfs::mappings(pid) else { return };
+            let Ok(mappings) = procfs::mappings(pid) else { return false };
             let stretches = stretches(&mappings, |mapping| is_managed(self.choice, mapping, staging));
             let (reply, answer) = channel();
             self.send(Command::Register { target, stretches, reply });
-            let Some(registered) = self.hear(&answer) else { return };
+            let Some(registered) = self.hear(&answer) else { return false };
             let none = registered.is_empty();
             new.extend(registered);
             // What was mapped meanwhile beside a mapping becomes one with it while it is untouched.
@@ -53,7 +53,8 @@ impl Watcher {
                 break;
             }
         }
-        let Some(process) = self.processes.get_mut(&pid) else { return };
+        let Some(process) = self.processes.get_mut(&pid) else { return false };
+        let is_new = !new.is_empty();
         if let Some(pagemap) = &process.pagemap {
             for span in new {
                 let mut found = Vec::new();
@@ -74,6 +75,7 @@ impl Watcher {
         process.seen = size;
         process.read_at = Some(begun);
         self.maps_rest_until = Some(Instant::now() + (thread_time() - worked) * MAPS_SHARE);
+        is_new
     }
 
     /// Tells the fault thread which pages are resident in regions that a child has from its parent, or only those that it does
