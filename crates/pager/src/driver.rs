@@ -225,7 +225,9 @@ impl Driver {
             (false, true) => Some(rest_ns),
             (false, false) => self.core.is_store_full().then_some(ASK_AGAIN_NS),
         };
-        [due, self.until_window(), self.until_homeward()].into_iter().flatten().min()
+        // No more room is made before what was captured has been read.
+        let reading = self.hands.reader.patience_ns().filter(|_| self.core.wanted_captures() > 0);
+        [due, reading, self.until_window(), self.until_homeward()].into_iter().flatten().min()
     }
 
     fn wait(&mut self, timeout: Option<u64>) {
@@ -332,6 +334,9 @@ impl Driver {
     /// What is due besides faults, a little at a time.
     fn work(&mut self, busy: bool, came: usize) {
         let read = self.hands.finish_reading(false, &mut self.core);
+        if !read && self.reader_is_wanted() {
+            self.hands.reader.hurry();
+        }
         self.arrive();
         for _ in 0..FREES_PER_TURN {
             let Some(bits) = self.core.next_released() else { break };
@@ -366,6 +371,12 @@ impl Driver {
             self.drop_staged();
             self.untidy = self.hands.store.tidy();
         }
+    }
+
+    /// Whether what is being read of captured pages must not wait for the CPU that it is read on.
+    fn reader_is_wanted(&self) -> bool {
+        self.hands.reader.patience_ns() == Some(0)
+            || self.targets.iter().flatten().any(|target| !target.waiting.is_empty())
     }
 
     /// Hands pages to the store.

@@ -61,7 +61,7 @@ impl Hands {
         self.reading = Some(of);
         let store = self.store.as_mut();
         let clean = |page, to: &mut Preparer| store.lend(to_handle(core.handle_of(page)?), to);
-        self.reader.begin(agent, elsewhere, &mut self.buffers, clean);
+        self.reader.begin([agent.pid, agent.thread], agent.layout.staging, elsewhere, &mut self.buffers, clean);
     }
 
     /// Takes over what was read of captured pages; waits for it if told to. True when nothing is being read any more.

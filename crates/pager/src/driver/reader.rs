@@ -4,6 +4,9 @@
 //!
 //! The pages' memory goes with the job and comes back with it. Of the store the job has copies that stay as they are
 //! until it gives them back.
+//!
+//! The thread is in the idle class: a program that wants its CPU goes first. Nothing waits for a batch at first, and when
+//! something does, the fault thread hurries it ([`Reader::hurry`]).
 
 use std::io;
 use std::sync::Arc;
@@ -18,15 +21,17 @@ use spillway_core::{Address, Page, PageIndex};
 use spillway_store::{Lent, Preparer, is_zero};
 
 use super::buffers::{Buffer, Buffers};
-use crate::adopt::Agent;
 use crate::procfs;
 use crate::sys::agent::BATCH_PAGES;
+use crate::sys::clock::now_ns;
 use crate::sys::fd::Bell;
 use crate::sys::process::{read_memory, read_pages};
-use crate::sys::sched::thread_id;
+use crate::sys::sched::{Class, set_class, thread_id};
 
 /// Fewer pages than this are read sooner than another CPU wakes up.
 const WORTH_PAGES: usize = 32;
+/// A batch that takes longer has not been let run: on a CPU of its own it takes a quarter of that.
+const PATIENCE_NS: u64 = 2_000_000;
 
 /// One batch.
 struct Job {
@@ -97,6 +102,10 @@ pub(super) struct Reader {
     jobs: SyncSender<Job>,
     done: Receiver<Job>,
     place: Place,
+    /// When the last job went to the thread.
+    sent_ns: u64,
+    /// The thread is out of the idle class until it is done with its job.
+    hurried: bool,
     /// Where the job under way reads.
     staging: ([i32; 2], Address),
     /// Its pages, in the order of staging; none where nothing was moved.
@@ -111,6 +120,8 @@ impl Reader {
         let thread = Arc::new(AtomicI32::new(0));
         let its = Arc::clone(&thread);
         let work = move || {
+            // Where it may not be in that class, it runs as any other.
+            let _ = set_class(0, Class::Idle);
             its.store(thread_id(), Relaxed);
             for mut job in to_do {
                 job.run();
@@ -125,7 +136,8 @@ impl Reader {
         let items = Vec::with_capacity(BATCH_PAGES);
         let job = Job { pid: 0, thread: 0, staging: Address(0), items, preparer, elsewhere: false };
         let order = Vec::with_capacity(BATCH_PAGES);
-        Self { thread, jobs, done, place: Place::Spare(job), staging: ([0; 2], Address(0)), order }
+        let staging = ([0; 2], Address(0));
+        Self { thread, jobs, done, place: Place::Spare(job), sent_ns: 0, hurried: false, staging, order }
     }
 
     /// The other thread; 0 when there is none.
@@ -143,11 +155,12 @@ impl Reader {
         self.order.push((page, buffer));
     }
 
-    /// Begins to read what was noted: on the other thread if that may be, and is worth it. [`Reader::finish`] is next.
-    /// `clean` lends clean copies of pages.
+    /// Begins to read what was noted out of `staging` of the process `pid` whose agent is `thread`: on the other thread if that
+    /// may be, and is worth it. [`Reader::finish`] is next. `clean` lends clean copies of pages.
     pub(super) fn begin(
         &mut self,
-        agent: &Agent,
+        [pid, thread]: [i32; 2],
+        staging: Address,
         elsewhere: bool,
         buffers: &mut Buffers,
         mut clean: impl FnMut(PageIndex, &mut Preparer) -> Option<Lent>,
@@ -155,8 +168,8 @@ impl Reader {
         let Place::Spare(mut job) = std::mem::replace(&mut self.place, Place::Away) else {
             unreachable!("nothing is captured while pages are being read")
         };
-        (job.pid, job.thread, job.staging) = (agent.pid, agent.thread, agent.layout.staging);
-        self.staging = ([agent.pid, agent.thread], agent.layout.staging);
+        (job.pid, job.thread, job.staging) = (pid, thread, staging);
+        self.staging = ([pid, thread], staging);
         job.elsewhere = elsewhere && self.order.len() >= WORTH_PAGES;
         let elsewhere = job.elsewhere;
         let preparer = &mut job.preparer;
@@ -172,7 +185,10 @@ impl Reader {
         job.items.extend(self.order.iter().map(&mut item));
         if elsewhere {
             match self.jobs.try_send(job) {
-                Ok(()) => return,
+                Ok(()) => {
+                    self.sent_ns = now_ns();
+                    return;
+                }
                 Err(TrySendError::Full(back) | TrySendError::Disconnected(back)) => {
                     job = Job { elsewhere: false, ..back }
                 }
@@ -190,12 +206,18 @@ impl Reader {
                 self.place = Place::Spare(job);
                 return true;
             }
-            Place::Away if wait => self.done.recv().expect("the reader ends after this"),
+            Place::Away if wait => {
+                self.hurry();
+                self.done.recv().expect("the reader ends after this")
+            }
             Place::Away => match self.done.try_recv() {
                 Ok(job) => job,
                 Err(_) => return false,
             },
         };
+        if std::mem::take(&mut self.hurried) {
+            let _ = set_class(self.thread(), Class::Idle);
+        }
         for (item, (page, buffer)) in job.items.drain(..).zip(self.order.drain(..)) {
             buffers.give_back(buffer, item.buffer);
             if let Some(page) = page {
@@ -204,6 +226,20 @@ impl Reader {
         }
         self.place = Place::Spare(job);
         true
+    }
+
+    /// For how long the thread may still be left to itself, in nanoseconds; none where it has no batch, or is hurried.
+    pub(super) fn patience_ns(&self) -> Option<u64> {
+        let alone = matches!(self.place, Place::Away) && !self.hurried;
+        alone.then(|| (self.sent_ns + PATIENCE_NS).saturating_sub(now_ns()))
+    }
+
+    /// Has the thread go before programs until its batch is read. Only this thread changes the class of the other, which therefore
+    /// cannot miss that.
+    pub(super) fn hurry(&mut self) {
+        if matches!(self.place, Place::Away) && !self.hurried {
+            self.hurried = set_class(self.thread(), Class::Normal).is_ok();
+        }
     }
 
     /// Copies from staging what is being read into `buffer`.
@@ -216,5 +252,47 @@ impl Reader {
         let staged = staging.plus_pages(at as u64);
         // The process's first thread may have ended before the others, and so may the agent.
         read_memory(pid, staged, into).or_else(|_| read_memory(thread, staged, into))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spillway_core::PAGE_BYTES;
+    use spillway_core::pager::{Budget, Config};
+
+    /// What `/proc` calls the class (proc_pid_stat(5), field 41).
+    fn policy(thread: i32) -> i32 {
+        let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).expect("it runs");
+        let behind_the_name = stat.rsplit_once(')').expect("a name").1;
+        behind_the_name.split_whitespace().nth(41 - 3).and_then(|field| field.parse().ok()).expect("a number")
+    }
+
+    /// In the idle class it may not be let run for as long as a program computes.
+    #[test]
+    fn a_batch_that_something_waits_for_is_read_in_the_normal_class() {
+        let staged: Vec<Page> = (0..WORTH_PAGES).map(|nth| [u8::try_from(nth + 1).expect("few"); PAGE_BYTES]).collect();
+        let ours = [std::process::id().cast_signed(), thread_id()];
+        let count = u32::try_from(WORTH_PAGES).expect("few");
+        let (mut buffers, mut core) =
+            (Buffers::new(count), Pager::new(Config { budget: Budget::Pages(64), buffers: count, write_batch: 1 }));
+        let mut reader = Reader::new(None, Arc::new(Bell::new().expect("an eventfd")));
+        while reader.thread() == 0 {
+            std::thread::yield_now();
+        }
+        assert_eq!((policy(reader.thread()), reader.patience_ns()), (libc::SCHED_IDLE, None));
+        for hurried in [true, false] {
+            (0..count).for_each(|buffer| reader.note(None, BufferIndex(buffer)));
+            reader.begin(ours, Address(staged.as_ptr().addr() as u64), true, &mut buffers, |_, _| None);
+            assert!(reader.patience_ns().is_some_and(|left| left <= PATIENCE_NS));
+            if hurried {
+                reader.hurry();
+                assert_eq!((policy(reader.thread()), reader.patience_ns()), (libc::SCHED_OTHER, None));
+            }
+            assert!(reader.finish(true, &mut buffers, &mut core));
+            assert_eq!((policy(reader.thread()), reader.patience_ns()), (libc::SCHED_IDLE, None));
+            let read = |nth: usize| buffers.page(BufferIndex(u32::try_from(nth).expect("few"))).expect("it is back").0;
+            assert!((0..WORTH_PAGES).all(|nth| read(nth) == &staged[nth]));
+        }
     }
 }
