@@ -423,7 +423,7 @@ def test_listing(spillway, target):
 def test_doctor(spillway):
     checks = json.loads(spillway.cli("doctor", "--json").stdout)
     checks = checks if isinstance(checks, list) else checks["checks"]
-    assert {"kernel", "userfaultfd", "privileges", "ptrace", "seccomp", "memlock"} <= {check["name"] for check in checks}
+    assert {"kernel", "userfaultfd", "privileges", "ptrace", "seccomp", "memlock", "priority", "sharing"} <= {check["name"] for check in checks}
     for check in checks:
         assert check["found"] and (check["ok"] or (check["cost"] and "remedy" in check)), check
 

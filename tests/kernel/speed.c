@@ -1,5 +1,7 @@
 // Where the pager runs decides what a fault costs.
 #include "kernel.h"
+#include <linux/capability.h>
+#include <sys/resource.h>
 
 enum { ROUNDS_MAX = 64, PAGES = 300 };
 
@@ -84,6 +86,29 @@ FACT(an_idle_class_pager_keeps_the_faulting_thread) {
         if (was_idle > 0.9 * took && ++failures == 2) fail("%d ns is not less than 0.6 times %d ns", b, a);
     }
     skip("other programs want the CPUs: %d ns and %d ns", a, b);
+}
+
+// That class counts as a niceness of 20, and to go below needs the right to. Whoever has entered it without starves in it.
+FACT(the_idle_class_is_left_by_right_only) {
+    pid_t child = fork();
+    if (child == 0) {
+        struct rlimit none = { 0, 0 };
+        struct sched_param zero = { 0 };
+        struct __user_cap_header_struct header = { _LINUX_CAPABILITY_VERSION_3, 0 };
+        struct __user_cap_data_struct rights[2] = { { 0 } };
+        if (syscall(SYS_capget, &header, rights)) _exit(2);
+        rights[0].effective &= ~(1u << CAP_SYS_NICE);
+        if (setrlimit(RLIMIT_NICE, &none) || syscall(SYS_capset, &header, rights)) _exit(2);
+        if (sched_setscheduler(0, SCHED_IDLE, &zero)) _exit(3);
+        if (sched_setscheduler(0, SCHED_OTHER, &zero) == 0 || errno != EPERM) _exit(4);
+        rights[0].effective |= 1u << CAP_SYS_NICE;
+        // Root has it among what is permitted; others end here.
+        if (syscall(SYS_capset, &header, rights)) _exit(0);
+        _exit(sched_setscheduler(0, SCHED_OTHER, &zero) == 0 ? 0 : 5);
+    }
+    int status;
+    expect_is(waitpid(child, &status, 0), child);
+    expect_is(status, 0);
 }
 
 // The wake-up inside of the call lets the program run at once, and from the idle class the caller goes on only when the program

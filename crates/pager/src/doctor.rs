@@ -6,6 +6,7 @@ use std::io::ErrorKind;
 
 use crate::error::Error;
 use crate::sys::process::{is_root, kernel_release};
+use crate::sys::sched::idle_class_can_be_left;
 use crate::sys::uffd::{FEATURES, Uffd, new_from_device, new_from_syscall};
 use crate::{merging, procfs};
 
@@ -14,11 +15,13 @@ const KERNEL_OLDEST: (u32, u32) = (6, 8);
 const CAP_IPC_LOCK: u32 = 14;
 const CAP_SYS_PTRACE: u32 = 19;
 const CAP_SYS_ADMIN: u32 = 21;
+/// All that the file of the binary can be given; `setcap` takes away what it does not name.
+const SETCAP: &str = "sudo setcap cap_sys_ptrace,cap_ipc_lock,cap_sys_nice+ep $(command -v spillway)";
 
 /// What holds targets back from being adopted here, for `doctor` and for start-up checks.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Check {
-    /// Short name: `kernel`, `userfaultfd`, `privileges`, `ptrace`, `seccomp`, `memlock`, `sharing`.
+    /// Short name: `kernel`, `userfaultfd`, `privileges`, `ptrace`, `seccomp`, `memlock`, `priority`, `sharing`.
     pub name: &'static str,
     /// Whether all is well.
     pub ok: bool,
@@ -39,7 +42,7 @@ impl Check {
 
 /// Examines this machine.
 pub fn doctor() -> Vec<Check> {
-    vec![kernel(), userfaultfd(), privileges(), ptrace(), seccomp(), memlock(), sharing()]
+    vec![kernel(), userfaultfd(), privileges(), ptrace(), seccomp(), memlock(), priority(), sharing()]
 }
 
 /// Refuses a machine on which no program that we start could be adopted.
@@ -149,13 +152,7 @@ fn privileges() -> Check {
     let ok = has(CAP_SYS_PTRACE);
     let found = if ok { "CAP_SYS_PTRACE" } else { "no CAP_SYS_PTRACE" };
     let cost = "fork events are refused, so nothing can be adopted: a forked child would read zeros";
-    Check::new(
-        "privileges",
-        ok,
-        found,
-        cost,
-        "run as root, or: sudo setcap cap_sys_ptrace,cap_ipc_lock+ep $(command -v spillway)",
-    )
+    Check::new("privileges", ok, found, cost, &format!("run as root, or: {SETCAP}"))
 }
 
 fn ptrace() -> Check {
@@ -188,13 +185,14 @@ fn memlock() -> Check {
     let ok = has(CAP_IPC_LOCK) || limit.as_deref() == Some("unlimited");
     let found = if ok { "may lock memory".to_owned() } else { format!("limit {}", limit.unwrap_or_default()) };
     let cost = "the pager itself may be swapped out, and faults then wait for the disk";
-    Check::new(
-        "memlock",
-        ok,
-        found,
-        cost,
-        "ulimit -l unlimited, or: sudo setcap cap_ipc_lock+ep $(command -v spillway)",
-    )
+    Check::new("memlock", ok, found, cost, &format!("ulimit -l unlimited, or: {SETCAP}"))
+}
+
+fn priority() -> Check {
+    let ok = idle_class_can_be_left();
+    let found = if ok { "may go before and after other programs" } else { "no CAP_SYS_NICE" };
+    let cost = "a fault takes several times as long: the pager cannot give its CPU to the program that it serves";
+    Check::new("priority", ok, found, cost, &format!("run as root, or: {SETCAP}"))
 }
 
 /// Only for who wants it: whatever is found, nothing is amiss.

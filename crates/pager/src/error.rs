@@ -147,7 +147,7 @@ impl fmt::Display for Error {
             Self::NoForkEvents => write!(
                 f,
                 "the kernel refuses fork events without CAP_SYS_PTRACE, and children would read zeros; run as root or \
-                 `setcap cap_sys_ptrace+ep` the spillway binary"
+                 `setcap cap_sys_ptrace,cap_ipc_lock,cap_sys_nice+ep` the spillway binary"
             ),
             Self::Seccomp(pid) => write!(
                 f,

@@ -7,7 +7,7 @@
 //! Where other CPUs are idle, that alone would drive the thread away: woken by a pager on its own CPU, it goes to an idle
 //! one. So the fault thread then runs in the idle scheduling class: to the kernel that CPU counts as idle, and the woken
 //! thread stays. Where every CPU is busy nothing is driven away, and the idle class would starve: the normal class it
-//! is. A watchdog on another thread has this thread stand aside, on another CPU, when it is runnable and stands still, and ends the
+//! is, as it is without the right to leave the idle class again. A watchdog on another thread has this thread stand aside, on another CPU, when it is runnable and stands still, and ends the
 //! idle class where that does not help.
 
 use std::sync::atomic::Ordering::Relaxed;
@@ -16,7 +16,7 @@ use std::time::Duration;
 use crate::procfs;
 use crate::shared::Shared;
 use crate::sys::clock::now_ns;
-use crate::sys::sched::{Class, Cpus, current_cpu, set_class, thread_id};
+use crate::sys::sched::{Class, Cpus, current_cpu, idle_class_can_be_left, set_class, thread_id};
 
 /// Faults between two looks at where their thread runs, at first and, as looks find nothing new, at last. A look costs more
 /// than a fault, and a thread that moves is mostly noticed sooner ([`SLEPT_AWAY`]).
@@ -46,6 +46,8 @@ pub struct Placement {
     /// Faults came since it was last looked where the leader is.
     fresh: bool,
     enabled: bool,
+    /// It may leave the idle class again.
+    may_idle: bool,
     /// The CPU that the thread which shares the work is kept off.
     shared_from: Option<usize>,
 }
@@ -67,6 +69,7 @@ impl Placement {
             leader: (0, 0),
             fresh: false,
             enabled,
+            may_idle: enabled && idle_class_can_be_left(),
             shared_from: None,
         }
     }
@@ -168,7 +171,8 @@ impl Placement {
 
     fn follow(&mut self, pid: i32, thread: i32, shared: &Shared) -> bool {
         let Ok(stat) = procfs::thread_stat(pid, thread) else { return self.settle(shared) };
-        let forbidden = shared.crowded.load(Relaxed) || now_ns() < shared.idle_forbidden_until_ns.load(Relaxed);
+        let forbidden =
+            !self.may_idle || shared.crowded.load(Relaxed) || now_ns() < shared.idle_forbidden_until_ns.load(Relaxed);
         let class = if forbidden { Class::Normal } else { Class::Idle };
         let changes = shared.idle.load(Relaxed) != (class == Class::Idle);
         if changes {

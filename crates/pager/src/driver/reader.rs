@@ -26,7 +26,7 @@ use crate::sys::agent::BATCH_PAGES;
 use crate::sys::clock::now_ns;
 use crate::sys::fd::Bell;
 use crate::sys::process::{read_memory, read_pages};
-use crate::sys::sched::{Class, set_class, thread_id};
+use crate::sys::sched::{Class, idle_class_can_be_left, set_class, thread_id};
 
 /// Fewer pages than this are read sooner than another CPU wakes up.
 const WORTH_PAGES: usize = 32;
@@ -120,8 +120,9 @@ impl Reader {
         let thread = Arc::new(AtomicI32::new(0));
         let its = Arc::clone(&thread);
         let work = move || {
-            // Where it may not be in that class, it runs as any other.
-            let _ = set_class(0, Class::Idle);
+            if idle_class_can_be_left() {
+                let _ = set_class(0, Class::Idle);
+            }
             its.store(thread_id(), Relaxed);
             for mut job in to_do {
                 job.run();
@@ -215,7 +216,7 @@ impl Reader {
                 Err(_) => return false,
             },
         };
-        if std::mem::take(&mut self.hurried) {
+        if std::mem::take(&mut self.hurried) && idle_class_can_be_left() {
             let _ = set_class(self.thread(), Class::Idle);
         }
         for (item, (page, buffer)) in job.items.drain(..).zip(self.order.drain(..)) {
@@ -238,7 +239,8 @@ impl Reader {
     /// cannot miss that.
     pub(super) fn hurry(&mut self) {
         if matches!(self.place, Place::Away) && !self.hurried {
-            self.hurried = set_class(self.thread(), Class::Normal).is_ok();
+            self.hurried = true;
+            let _ = set_class(self.thread(), Class::Normal);
         }
     }
 
@@ -280,7 +282,8 @@ mod tests {
         while reader.thread() == 0 {
             std::thread::yield_now();
         }
-        assert_eq!((policy(reader.thread()), reader.patience_ns()), (libc::SCHED_IDLE, None));
+        let at_first = if idle_class_can_be_left() { libc::SCHED_IDLE } else { libc::SCHED_OTHER };
+        assert_eq!((policy(reader.thread()), reader.patience_ns()), (at_first, None));
         for hurried in [true, false] {
             (0..count).for_each(|buffer| reader.note(None, BufferIndex(buffer)));
             reader.begin(ours, Address(staged.as_ptr().addr() as u64), true, &mut buffers, |_, _| None);
@@ -290,7 +293,7 @@ mod tests {
                 assert_eq!((policy(reader.thread()), reader.patience_ns()), (libc::SCHED_OTHER, None));
             }
             assert!(reader.finish(true, &mut buffers, &mut core));
-            assert_eq!((policy(reader.thread()), reader.patience_ns()), (libc::SCHED_IDLE, None));
+            assert_eq!((policy(reader.thread()), reader.patience_ns()), (at_first, None));
             let read = |nth: usize| buffers.page(BufferIndex(u32::try_from(nth).expect("few"))).expect("it is back").0;
             assert!((0..WORTH_PAGES).all(|nth| read(nth) == &staged[nth]));
         }

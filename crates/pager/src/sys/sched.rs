@@ -1,6 +1,7 @@
 //! Where and how threads run, and what keeps the pager itself in memory.
 
 use std::io;
+use std::sync::OnceLock;
 
 use super::fd::checked;
 
@@ -42,6 +43,15 @@ pub fn set_class(thread: i32, class: Class) -> io::Result<()> {
     let size = u32::try_from(size_of::<Attributes>()).expect("48");
     let wanted = Attributes { size, policy: policy.cast_unsigned(), nice, ..Attributes::default() };
     set_attributes(thread, &wanted).or_else(|_| set_attributes(thread, &Attributes { nice: 0, ..wanted }))
+}
+
+/// Whether this process may take a thread of its own out of the idle class again: not without `CAP_SYS_NICE` or an `RLIMIT_NICE` of
+/// 20, as that class counts as a niceness of 20 (`user_check_sched_setscheduler`). A thread that cannot starves wherever other programs
+/// want its CPU. Asked of the kernel once, with a thread that ends.
+pub fn idle_class_can_be_left() -> bool {
+    static ANSWER: OnceLock<bool> = OnceLock::new();
+    let probe = || set_class(0, Class::Idle).is_ok() && set_class(0, Class::Normal).is_ok();
+    *ANSWER.get_or_init(|| std::thread::Builder::new().spawn(probe).is_ok_and(|thread| thread.join().unwrap_or(false)))
 }
 
 fn set_attributes(thread: i32, attributes: &Attributes) -> io::Result<()> {
