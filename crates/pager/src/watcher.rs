@@ -133,7 +133,9 @@ pub struct Watcher {
     tree_at: Option<Instant>,
     tree_changed_at: Option<Instant>,
     watchdog: Watchdog,
+    /// Until when mappings are not read again, and until when not even because memory has grown.
     maps_rest_until: Option<Instant>,
+    growth_rests_until: Option<Instant>,
     /// When mappings or sizes were last seen to have changed.
     changed_at: Option<Instant>,
     /// Asked for while only reports are heard, and to be answered afterwards.
@@ -182,6 +184,7 @@ impl Watcher {
             tree_changed_at: None,
             watchdog: Watchdog::new(),
             maps_rest_until: None,
+            growth_rests_until: None,
             changed_at: None,
             postponed: Vec::new(),
             ended: false,

@@ -74,11 +74,11 @@ impl Watcher {
             let grown = size.anonymous_pages > process.seen.anonymous_pages + GROWTH_PAGES;
             let resized = size.total_pages != process.seen.total_pages;
             let due = process.read_at.is_none_or(|at| now - at >= MAPS_EVERY);
-            let rested = self.maps_rest_until.is_none_or(|until| now >= until);
+            let is_past = |until: Option<Instant>| until.is_none_or(|until| now >= until);
             // It shrinks by eviction, and growth is measured from there; but batches that leave, and faults that take their
             // place, say nothing of it.
             process.seen.anonymous_pages = process.seen.anonymous_pages.min(size.anonymous_pages + swing_pages);
-            if rested && (due || grown || resized) {
+            if (grown && is_past(self.growth_rests_until)) || ((due || resized) && is_past(self.maps_rest_until)) {
                 changed |= self.read_mappings(pid) || resized;
             }
         }

@@ -14,8 +14,9 @@ use crate::stretch::stretches;
 use crate::sys::clock::thread_time;
 use crate::sys::process::robust_list;
 
-/// Reading mappings may take this share of a CPU's time: one part in twenty. Not of the time that passes: that goes by while a
-/// program does not let the fault thread answer, which may be just the program that grows.
+/// Reading mappings may take this share of the time: one part in twenty, as each reading may meet a change that the kernel then
+/// refuses (README.md, "Rare corners"). While memory grows, one part of a CPU's time: all time passes while a program does not let
+/// the fault thread answer, which may be just the program that grows.
 const MAPS_SHARE: u32 = 20;
 /// How often mappings are read in a row while they change.
 const READINGS_MAX: u32 = 4;
@@ -74,7 +75,9 @@ impl Watcher {
         let _ = self.commands.send(Command::Keep { target, addresses });
         process.seen = size;
         process.read_at = Some(begun);
-        self.maps_rest_until = Some(Instant::now() + (thread_time() - worked) * MAPS_SHARE);
+        let now = Instant::now();
+        self.maps_rest_until = Some(now + begun.elapsed() * MAPS_SHARE);
+        self.growth_rests_until = Some(now + (thread_time() - worked) * MAPS_SHARE);
         is_new
     }
 
