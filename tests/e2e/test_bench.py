@@ -296,3 +296,13 @@ def test_a_wiki_client_tells_a_value_that_changed(tmp_path):
     assert done.returncode == 1, done.stderr
     told = json.loads(done.stdout)
     assert 30 < told["wrong"] <= 50, told["wrong"]
+
+
+def test_what_the_command_measures_is_kept(spillway, tmp_path):
+    words = [REPOSITORY / "bench/overview", "--record", "tiny", "--into", tmp_path]
+    options = ["--size", "16M", "--rounds", 1, "--order", "uniform", "--mode", "local"]
+    run([*words, *options], spillway)
+    record, results = (tmp_path / "tiny.md").read_text(), json.loads((tmp_path / "tiny.json").read_text())
+    assert "uniform, 50 % local" in record and "Wrong bytes: none." in record
+    assert " --size 16M --rounds 1 --order uniform --mode local`" in record and str(tmp_path) not in record
+    assert results["machine"]["cpus"] and results["results"]
