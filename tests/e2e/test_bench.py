@@ -298,11 +298,27 @@ def test_a_wiki_client_tells_a_value_that_changed(tmp_path):
     assert 30 < told["wrong"] <= 50, told["wrong"]
 
 
-def test_what_the_command_measures_is_kept(spillway, tmp_path):
-    words = [REPOSITORY / "bench/overview", "--record", "tiny", "--into", tmp_path]
-    options = ["--size", "16M", "--rounds", 1, "--order", "uniform", "--mode", "local"]
-    run([*words, *options], spillway)
-    record, results = (tmp_path / "tiny.md").read_text(), json.loads((tmp_path / "tiny.json").read_text())
-    assert "uniform, 50 % local" in record and "Wrong bytes: none." in record
-    assert " --size 16M --rounds 1 --order uniform --mode local`" in record and str(tmp_path) not in record
-    assert results["machine"]["cpus"] and results["results"]
+def test_what_the_command_measures_is_kept(processes, spillway, tmp_path):
+    options = ["--size", "16M", "--rounds", "1", "--order", "uniform", "--mode", "local"]
+    words = [REPOSITORY / "bench/overview", "--record", "tiny", "--into", tmp_path, "--spillway", spillway.path, *options]
+    run = processes.start(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == 0, out + err
+    record = (tmp_path / "tiny.md").read_text()
+    assert "uniform, 50 % local" in out and out.strip() in record and f"`spillway bench {' '.join(options)}`" in record
+    kept = json.loads((tmp_path / "tiny.json").read_text())
+    assert kept["machine"]["cpus"] and kept["results"]
+
+
+def test_where_the_time_goes_is_measured_and_recorded(processes, spillway, need, tmp_path):
+    need("perf")
+    words = [REPOSITORY / "bench/profile", "--order", "sequential", "--seconds", "1", "--size", "64", "--record", "tiny", "--into", tmp_path]
+    run = processes.start([*words, "--spillway", spillway.path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == 0, out + err
+    assert out.strip() in (tmp_path / "tiny.md").read_text()
+    (one,) = json.loads((tmp_path / "tiny.json").read_text())["profiles"]
+    assert one["fetched_pages"] > one["faults"] > 100, one
+    threads, about = one["threads_s"], one["fault_thread_s"]
+    assert threads["the fault thread"] > 0 and threads["the agent, in the program"] > 0, one
+    assert about["installs pages (UFFDIO_COPY)"] > 0 and abs(sum(about.values()) - threads["the fault thread"]) < 1e-6, one

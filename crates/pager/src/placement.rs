@@ -2,7 +2,7 @@
 //!
 //! Serving a fault from the faulting thread's own CPU takes a third of what it takes from another that is awake, and
 //! less than a tenth of one that must be woken from its idle state (docs/decisions/0002). So while one thread of the
-//! targets raises nearly all faults, the fault thread follows it.
+//! targets raises nearly all faults, the fault thread follows it; two that do little else but fault are gathered on its CPU.
 //!
 //! Where other CPUs are idle, that alone would drive the thread away: woken by a pager on its own CPU, it goes to an idle
 //! one. So the fault thread then runs in the idle scheduling class: to the kernel that CPU counts as idle, and the woken
@@ -29,6 +29,15 @@ const SLEPT_AWAY: u32 = 2;
 /// Of eight of those, so many must come from one thread for it to count as dominant.
 const DOMINANT: u32 = 7;
 
+/// Two threads whose faults follow each other sooner than this on average, in nanoseconds, mostly wait for them: they are better off
+/// on one CPU with the fault thread than each on its own. Between the two it stays as it was.
+const GATHER_NS: (u64, u64) = (60_000, 90_000);
+
+/// Whether two threads that fault once in `pace_ns` together are to be on one CPU, if they are now or not.
+fn gathers(pace_ns: u64, now: bool) -> bool {
+    pace_ns < if now { GATHER_NS.1 } else { GATHER_NS.0 }
+}
+
 /// Decides, and remembers what it decided.
 pub struct Placement {
     allowed: Option<Cpus>,
@@ -40,6 +49,12 @@ pub struct Placement {
     slept: u32,
     from_candidate: u32,
     candidate: i32,
+    /// Another thread, and how many faults came from it.
+    second: i32,
+    from_second: u32,
+    /// When it was last looked where threads are, and whether two of them are gathered on one CPU since.
+    looked_ns: u64,
+    gathers: bool,
     followed: Option<usize>,
     /// Whose CPU is followed: the process, the thread.
     leader: (i32, i32),
@@ -65,6 +80,10 @@ impl Placement {
             slept: 0,
             from_candidate: 0,
             candidate: 0,
+            second: 0,
+            from_second: 0,
+            looked_ns: 0,
+            gathers: false,
             followed: None,
             leader: (0, 0),
             fresh: false,
@@ -84,7 +103,8 @@ impl Placement {
         self.fresh = true;
         // On the same CPU one of the two always runs, so there is nothing to wait for. Where there is, the other has moved.
         self.slept = if slept { self.slept + 1 } else { 0 };
-        let comes_back = shared.aside.load(Relaxed) && thread == self.candidate;
+        let is_second = self.gathers && thread == self.second;
+        let comes_back = shared.aside.load(Relaxed) && (thread == self.candidate || is_second);
         if self.followed.is_some() && (self.slept >= SLEPT_AWAY || comes_back) {
             self.look_after = self.look_after.min(self.seen);
             self.look_every = LOOK_EVERY.0;
@@ -92,17 +112,27 @@ impl Placement {
         }
         if thread == self.candidate {
             self.from_candidate += 1;
+        } else if thread == self.second || self.from_second == 0 {
+            self.second = thread;
+            self.from_second += 1;
         }
         if self.seen < self.look_after {
             return false;
         }
-        let dominant = self.from_candidate * 8 >= DOMINANT * self.seen;
+        let dominates = |faults: u32| faults * 8 >= DOMINANT * self.seen;
+        let (dominant, pair) = (dominates(self.from_candidate), dominates(self.from_candidate + self.from_second));
+        let now_ns = now_ns();
+        let pace_ns = (now_ns - self.looked_ns) / u64::from(self.seen);
+        self.looked_ns = now_ns;
+        // From the normal class they would be driven apart again.
+        self.gathers = pair && !dominant && !self.is_forbidden(shared, now_ns) && gathers(pace_ns, self.gathers);
         self.seen = 0;
-        self.from_candidate = 0;
+        (self.from_candidate, self.from_second) = (0, 0);
         self.candidate = thread;
-        let moved = if dominant { self.follow(pid, thread, shared) } else { self.settle(shared) };
+        let follows = dominant || self.gathers;
+        let moved = if follows { self.follow(pid, thread, shared) } else { self.settle(shared) };
         // In the normal class it looks for the moment at which it may leave that.
-        let is_calm = dominant && !moved && shared.idle.load(Relaxed);
+        let is_calm = follows && !moved && shared.idle.load(Relaxed);
         self.look_every = if is_calm { LOOK_EVERY.1.min(self.look_every * 2) } else { LOOK_EVERY.0 };
         self.look_after = self.look_every;
         if moved {
@@ -169,11 +199,14 @@ impl Placement {
         self.followed
     }
 
+    /// Whether it must not be in the idle class now.
+    fn is_forbidden(&self, shared: &Shared, now_ns: u64) -> bool {
+        !self.may_idle || shared.crowded.load(Relaxed) || now_ns < shared.idle_forbidden_until_ns.load(Relaxed)
+    }
+
     fn follow(&mut self, pid: i32, thread: i32, shared: &Shared) -> bool {
         let Ok(stat) = procfs::thread_stat(pid, thread) else { return self.settle(shared) };
-        let forbidden =
-            !self.may_idle || shared.crowded.load(Relaxed) || now_ns() < shared.idle_forbidden_until_ns.load(Relaxed);
-        let class = if forbidden { Class::Normal } else { Class::Idle };
+        let class = if self.is_forbidden(shared, now_ns()) { Class::Normal } else { Class::Idle };
         let changes = shared.idle.load(Relaxed) != (class == Class::Idle);
         if changes {
             if set_class(0, class).is_err() {
@@ -228,5 +261,21 @@ pub fn rescue(shared: &Shared, how_long: Duration) {
     if thread != 0 && thread != thread_id() {
         let _ = set_class(thread, Class::Normal);
         shared.idle.store(false, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_threads_that_mostly_wait_for_faults_are_gathered() {
+        let paces_us = [200, 59, 89, 91, 89, 59];
+        let mut now = false;
+        let decided = paces_us.map(|pace_us| {
+            now = gathers(pace_us * 1000, now);
+            now
+        });
+        assert_eq!(decided, [false, true, true, false, false, true]);
     }
 }
