@@ -299,7 +299,7 @@ def test_a_wiki_client_tells_a_value_that_changed(tmp_path):
 
 
 def test_what_the_command_measures_is_kept(processes, spillway, tmp_path):
-    options = ["--size", "16M", "--rounds", "1", "--order", "uniform", "--mode", "local"]
+    options = ["--size", "32M", "--rounds", "1", "--order", "uniform", "--mode", "local"]
     words = [REPOSITORY / "bench/overview", "--record", "tiny", "--into", tmp_path, "--spillway", spillway.path, *options]
     run = processes.start(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     out, err = run.communicate(timeout=60)
