@@ -16,7 +16,7 @@ const CAP_IPC_LOCK: u32 = 14;
 const CAP_SYS_PTRACE: u32 = 19;
 const CAP_SYS_ADMIN: u32 = 21;
 /// All that the file of the binary can be given; `setcap` takes away what it does not name.
-const SETCAP: &str = "sudo setcap cap_sys_ptrace,cap_ipc_lock,cap_sys_nice+ep $(command -v spillway)";
+pub const CAPABILITIES: &str = "cap_sys_ptrace,cap_ipc_lock,cap_sys_nice+ep";
 
 /// What holds targets back from being adopted here, for `doctor` and for start-up checks.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -148,11 +148,15 @@ fn heirs_may_trace() -> bool {
     own("CapAmb") || (is_root() && own("CapBnd"))
 }
 
+fn or_setcap(remedy: &str) -> String {
+    format!("{remedy}, or: sudo setcap {CAPABILITIES} $(command -v spillway)")
+}
+
 fn privileges() -> Check {
     let ok = has(CAP_SYS_PTRACE);
     let found = if ok { "CAP_SYS_PTRACE" } else { "no CAP_SYS_PTRACE" };
     let cost = "fork events are refused, so nothing can be adopted: a forked child would read zeros";
-    Check::new("privileges", ok, found, cost, &format!("run as root, or: {SETCAP}"))
+    Check::new("privileges", ok, found, cost, &or_setcap("run as root"))
 }
 
 fn ptrace() -> Check {
@@ -185,14 +189,14 @@ fn memlock() -> Check {
     let ok = has(CAP_IPC_LOCK) || limit.as_deref() == Some("unlimited");
     let found = if ok { "may lock memory".to_owned() } else { format!("limit {}", limit.unwrap_or_default()) };
     let cost = "the pager itself may be swapped out, and faults then wait for the disk";
-    Check::new("memlock", ok, found, cost, &format!("ulimit -l unlimited, or: {SETCAP}"))
+    Check::new("memlock", ok, found, cost, &or_setcap("ulimit -l unlimited"))
 }
 
 fn priority() -> Check {
     let ok = idle_class_can_be_left();
     let found = if ok { "may go before and after other programs" } else { "no CAP_SYS_NICE" };
     let cost = "a fault takes several times as long: the pager cannot give its CPU to the program that it serves";
-    Check::new("priority", ok, found, cost, &format!("run as root, or: {SETCAP}"))
+    Check::new("priority", ok, found, cost, &or_setcap("run as root"))
 }
 
 /// Only for who wants it: whatever is found, nothing is amiss.

@@ -5,6 +5,8 @@ use std::io;
 
 use spillway_core::size::Bytes;
 
+use crate::doctor::CAPABILITIES;
+
 /// Why something could not be done; the text tells the user what to do about it.
 #[derive(Debug)]
 pub enum Error {
@@ -147,7 +149,7 @@ impl fmt::Display for Error {
             Self::NoForkEvents => write!(
                 f,
                 "the kernel refuses fork events without CAP_SYS_PTRACE, and children would read zeros; run as root or \
-                 `setcap cap_sys_ptrace,cap_ipc_lock,cap_sys_nice+ep` the spillway binary"
+                 `setcap {CAPABILITIES}` the spillway binary"
             ),
             Self::Seccomp(pid) => write!(
                 f,

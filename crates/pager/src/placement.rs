@@ -7,8 +7,8 @@
 //! Where other CPUs are idle, that alone would drive the thread away: woken by a pager on its own CPU, it goes to an idle
 //! one. So the fault thread then runs in the idle scheduling class: to the kernel that CPU counts as idle, and the woken
 //! thread stays. Where every CPU is busy nothing is driven away, and the idle class would starve: the normal class it
-//! is, as it is without the right to leave the idle class again. A watchdog on another thread has this thread stand aside, on another CPU, when it is runnable and stands still, and ends the
-//! idle class where that does not help.
+//! is, as it is without the right to leave the idle class again. A watchdog on another thread has this thread stand aside,
+//! on another CPU, when it is runnable and stands still, and ends the idle class where that does not help.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -30,7 +30,7 @@ const SLEPT_AWAY: u32 = 2;
 const DOMINANT: u32 = 7;
 
 /// Two threads whose faults follow each other sooner than this on average, in nanoseconds, mostly wait for them: they are better off
-/// on one CPU with the fault thread than each on its own. Between the two it stays as it was.
+/// on one CPU with the fault thread than each on its own. Between these bounds it stays as it was.
 const GATHER_NS: (u64, u64) = (60_000, 90_000);
 
 /// Whether two threads that fault once in `pace_ns` together are to be on one CPU, if they are now or not.

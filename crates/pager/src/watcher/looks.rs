@@ -3,6 +3,8 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use spillway_core::evict::BATCH_PAGES_MAX;
+
 use super::Watcher;
 use crate::procfs;
 use crate::sys::clock::thread_time;
@@ -32,8 +34,8 @@ const TREE_YOUNG_FOR: Duration = Duration::from_millis(500);
 const MAPS_EVERY: Duration = Duration::from_secs(1);
 /// Pages that memory may grow by, unexplained, before mappings are read again: 1 MiB.
 const GROWTH_PAGES: u64 = 256;
-/// A batch is this part of the budget, and at most so many pages.
-const BATCH: (u64, u64) = (256, 256);
+/// A batch of captures is one part in so many of the budget, up to [`BATCH_PAGES_MAX`].
+const BATCH_SHARE: u64 = 256;
 /// What a program can touch in a second, in pages: 8 GiB.
 const TOUCH_PAGES_PER_S: u64 = 1 << 21;
 
@@ -52,7 +54,7 @@ impl Watcher {
         let pids: Vec<i32> = self.processes.keys().copied().collect();
         let (mut unmanaged_pages, mut changed) = (0, false);
         // Of two batches: one leaves staging while the other is moved there.
-        let swing_pages = 2 * (self.shared.numbers.budget_pages.load(Relaxed) / BATCH.0).min(BATCH.1);
+        let swing_pages = 2 * (self.shared.numbers.budget_pages.load(Relaxed) / BATCH_SHARE).min(BATCH_PAGES_MAX);
         for pid in pids {
             let Ok(size) = procfs::size(pid) else {
                 self.forget(pid);
@@ -94,7 +96,8 @@ impl Watcher {
         self.next_look(unmanaged_pages, changed, thread_time() - worked)
     }
 
-    /// Soon while something changes, or while what is left of the budget could be touched soon; `looked_for` is what this look took of a CPU.
+    /// Soon while something changes, or while what is left of the budget could be touched soon; `looked_for` is what this look took
+    /// of a CPU.
     fn next_look(&self, unmanaged_pages: u64, changed: bool, looked_for: Duration) -> Duration {
         if changed || self.removals.are_waiting() || !self.leaving.is_empty() {
             return LOOK_SOONEST;
