@@ -8,6 +8,8 @@ import statistics
 import textwrap
 from typing import NamedTuple
 
+from record import measured_on
+
 BASE = (25, ("clock", "on-demand"))
 
 
@@ -107,7 +109,7 @@ def page(about, measured, remotes, variants, blocks):
         for remote in remotes
     ]
     return [
-        f"{about['cpu']}, {about['cpus']} CPUs, Linux {about['kernel']}; commit {about['commit']}, {about['date']}; by `bench/papers`.",
+        measured_on(about, by="`bench/papers`"),
         f"Medians of {rounds} rounds or more, the cases in turn; a ratio is the median of the rounds' ratios. Pool",
         "`emulated:?delay=4us&serialize=1`: Lim et al. (HPCA 2012, section 4) emulate their link so; dcm (sections 4 and 5) has RDMA.",
         *textwrap.wrap(f"Footprints: {sizes}. touch does nothing but touch memory: no program with work of its own slows down as much.", 120),

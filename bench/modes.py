@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 
-ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from record import ENDINGS
 
 
 class Failure(Exception):

@@ -1,0 +1,55 @@
+"""What the scripts here share: common options, their end by a signal, what they measured on, and how a record of it is kept."""
+
+import datetime
+import json
+import os
+import pathlib
+import platform
+import signal
+import subprocess
+import sys
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
+ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def add_options(parser):
+    """Which build is measured, and where the record goes."""
+    add_spillway(parser)
+    parser.add_argument("--record", metavar="NAME")
+    parser.add_argument("--into", metavar="DIRECTORY", type=pathlib.Path, default=REPOSITORY / "docs/bench", help="for --record")
+
+
+def add_spillway(parser):
+    """Which build is measured."""
+    default = os.environ.get("SPILLWAY", str(REPOSITORY / "target/release/spillway"))
+    # Made absolute: a Path of `./spillway` is `spillway`, which would be looked for in $PATH.
+    parser.add_argument("--spillway", metavar="PATH", default=default, type=lambda text: pathlib.Path(text).resolve())
+
+
+def exit_on_signals():
+    """Ended from outside, a script still cleans up."""
+    for ending in ENDINGS:
+        signal.signal(ending, lambda number, _: sys.exit(128 + number))
+
+
+def machine():
+    """The machine, the kernel and the commit."""
+    cpu = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), platform.machine())
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=REPOSITORY, capture_output=True, text=True).stdout.strip()
+    return {"date": datetime.date.today().isoformat(), "commit": commit, "kernel": platform.release(), "cpu": cpu, "cpus": os.cpu_count()}
+
+
+def measured_on(about, by=None):
+    """The sentence that tells of the machine, and by which command it was measured."""
+    command = f"; by {by}" if by else ""
+    return f"{about['cpu']}, {about['cpus']} CPUs, Linux {about['kernel']}; commit {about['commit']}, {about['date']}{command}."
+
+
+def keep(given, title, lines, about, figures, indent=1):
+    """Writes a page of the lines, and the machine and all figures as JSON beside it, if there is to be a record."""
+    if not given.record:
+        return
+    given.into.mkdir(parents=True, exist_ok=True)
+    (given.into / f"{given.record}.md").write_text("\n".join([f"# {title}", "", *lines]).rstrip() + "\n")
+    (given.into / f"{given.record}.json").write_text(json.dumps({"machine": about} | figures, indent=indent) + "\n")
