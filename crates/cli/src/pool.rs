@@ -5,12 +5,9 @@ use spillway_pager::LastingPool;
 use spillway_store::pool::{self, Membership, Opened, TakenOver, Url};
 use spillway_store::vault::Vault;
 use spillway_store::{Inheritance, Refill, Store};
-use std::time::Duration;
 
 /// What `--pool` is when it is not given.
 pub(crate) const DEFAULT: &str = "local:";
-/// How often the embedded pool's reserve is filled up: four times while a full one lasts at full speed.
-const TOP_UP_EVERY: Duration = Duration::from_millis(10);
 
 /// Reads a URL; refuses one that names no pool. Nothing is opened.
 pub(crate) fn parse(url: &str) -> Result<Url, Failure> {
@@ -67,6 +64,6 @@ fn start(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), Failure
 
 fn top_up(mut refill: Refill) {
     while refill.top_up() {
-        std::thread::sleep(TOP_UP_EVERY);
+        refill.rest();
     }
 }

@@ -6,9 +6,11 @@
 
 use std::io;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
+use std::sync::{Arc, OnceLock};
+use std::thread::Thread;
+use std::time::Duration;
 
 use memmap2::{Advice, MmapMut};
 use spillway_core::PAGE_BYTES;
@@ -20,6 +22,10 @@ use crate::vault::{Extent, Vault};
 pub(crate) const SEGMENT_BYTES: u32 = 2 << 20;
 /// Segments kept ready. At 100,000 puts of 2 KiB a second, they last 40 ms.
 const READY_MAX: usize = 4;
+/// So few of them are left when more are asked for: one call for two.
+const READY_FEW: u64 = 2;
+/// How soon it is looked at the latest whether the pool is still there.
+const REST: Duration = Duration::from_secs(1);
 /// Segments on their way back: those that freeing three million pages a second empties in 10 ms.
 const RETURNED_MAX: usize = 32;
 
@@ -98,8 +104,17 @@ struct Shared {
     ready: AtomicU64,
     /// Segments that there may be.
     allowed: AtomicU64,
+    /// Who makes segments ready.
+    refill: OnceLock<Thread>,
     /// Where segments are to outlive this process.
     vault: Option<Vault>,
+}
+
+impl Shared {
+    /// Has the other end look: a system call where it rests, nothing where it has been called already.
+    fn call(&self) {
+        self.refill.get().into_iter().for_each(Thread::unpark);
+    }
 }
 
 /// The pool's end: takes segments and gives them back, and never waits.
@@ -115,7 +130,7 @@ impl Supply {
     /// Both ends.
     pub(crate) fn new(vault: Option<Vault>) -> (Self, Refill) {
         let (mapped, ready, allowed) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(u64::MAX));
-        let shared = Arc::new(Shared { mapped, ready, allowed, vault });
+        let shared = Arc::new(Shared { mapped, ready, allowed, refill: OnceLock::new(), vault });
         let (ready_in, ready) = sync_channel(READY_MAX);
         let (returned, returned_out) = sync_channel(RETURNED_MAX);
         let refill = Refill { ready: ready_in, returned: returned_out, shared: Arc::clone(&shared) };
@@ -130,6 +145,7 @@ impl Supply {
     /// Sets how many segments there may be.
     pub(crate) fn allow(&self, segments: u64) {
         self.shared.allowed.store(segments, Relaxed);
+        self.shared.call();
     }
 
     /// How many segments there may be.
@@ -140,9 +156,12 @@ impl Supply {
     /// A segment, ready or mapped now; `None` when the kernel gives none.
     pub(crate) fn take(&mut self) -> Option<Segment> {
         if let Ok(segment) = self.ready.try_recv() {
-            self.shared.ready.fetch_sub(1, Relaxed);
+            if self.shared.ready.fetch_sub(1, Relaxed) <= READY_FEW + 1 {
+                self.shared.call();
+            }
             return Some(segment);
         }
+        self.shared.call();
         let segment = Segment::map_inline(&self.shared).ok()?;
         self.inline_segments += 1;
         Some(segment)
@@ -151,7 +170,10 @@ impl Supply {
     /// Gives a segment back; gets it back itself while too many are on their way.
     pub(crate) fn give_back(&mut self, segment: Segment) -> Result<(), Segment> {
         match self.returned.try_send(segment) {
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                self.shared.call();
+                Ok(())
+            }
             Err(TrySendError::Full(segment)) => Err(segment),
             // No one is there to unmap it: a stall is better than a leak.
             Err(TrySendError::Disconnected(segment)) => {
@@ -167,7 +189,8 @@ impl Supply {
     }
 }
 
-/// Keeps a [`crate::Local`] in segments: a background thread owns it and calls [`Refill::top_up`] every 10 ms or so.
+/// Keeps a [`crate::Local`] in segments: a background thread owns it and calls [`Refill::top_up`] whenever it was called
+/// ([`Refill::rest`]).
 ///
 /// Clearing 2 MiB takes 100 us, so let that thread have a low priority: on a busy host it otherwise does so in the middle
 /// of one put in a thousand. When it comes too late, puts only take a few microseconds longer.
@@ -178,9 +201,16 @@ pub struct Refill {
 }
 
 impl Refill {
+    /// Waits until the pool has taken segments, or given some back; for a second at most. Wake-ups cost programs that fault more than
+    /// their CPU time, so there are none while nothing is to be done.
+    pub fn rest(&self) {
+        std::thread::park_timeout(REST);
+    }
+
     /// Unmaps segments that were given back and makes new ones ready. Returns whether the pool is still there: the
     /// thread may end when it is not.
     pub fn top_up(&mut self) -> bool {
+        self.shared.refill.get_or_init(std::thread::current);
         loop {
             let wanted = self.shared.ready.load(Relaxed) < READY_MAX as u64;
             let segment = match self.returned.try_recv() {
@@ -203,5 +233,44 @@ impl Refill {
                 return true;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    /// How long until `holds`, if that is sooner than whoever rests looks of its own accord.
+    fn soon(holds: impl Fn() -> bool) -> bool {
+        let began = Instant::now();
+        while !holds() && began.elapsed() < REST / 2 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        holds()
+    }
+
+    #[test]
+    fn who_rests_is_called_when_segments_are_taken_or_given_back() {
+        let (mut supply, mut refill) = Supply::new(None);
+        let its = Arc::clone(&supply.shared);
+        let ready = || its.ready.load(Relaxed);
+        let thread = std::thread::spawn(move || {
+            while refill.top_up() {
+                refill.rest();
+            }
+        });
+        assert!(soon(|| ready() == READY_MAX as u64));
+        for _ in 0..5 {
+            let taken: Vec<_> = (0..READY_MAX as u64 - READY_FEW).map(|_| supply.take().unwrap()).collect();
+            assert!(soon(|| ready() == READY_MAX as u64), "{} are ready", ready());
+            let mapped = its.mapped.load(Relaxed);
+            taken.into_iter().for_each(|segment| drop(supply.give_back(segment)));
+            assert!(soon(|| its.mapped.load(Relaxed) == mapped - (READY_MAX as u64 - READY_FEW)));
+        }
+        assert_eq!(supply.inline_segments, 0);
+        drop(supply);
+        thread.join().unwrap();
     }
 }
