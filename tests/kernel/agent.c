@@ -150,3 +150,63 @@ FACT(a_new_program_ends_the_agent) {
     expect_is(read(it->ours[AGENT], &byte, 1), 0);
     expect_is(zeros(uffd.fd, memory, 1), -ESRCH);
 }
+
+// One thread that writes to its end of a pair, and then waits there; how often it is woken by the other end's reading what it wrote.
+struct end { int fd; int tid; };
+
+static void *writes_and_waits(void *argument) {
+    struct end *end = argument;
+    char byte = 0;
+    __atomic_store_n(&end->tid, (int)syscall(SYS_gettid), __ATOMIC_RELEASE);
+    while (write(end->fd, &byte, 1) == 1 && read(end->fd, &byte, 1) == 1) {}
+    return NULL;
+}
+
+static long field_of(int tid, const char *name, const char *form) {
+    char path[64], line[256], value[64];
+    snprintf(path, sizeof path, "/proc/self/task/%d/status", tid);
+    FILE *file = fopen(path, "r");
+    if (!file) fail("%s: %m", path);
+    long found = -1;
+    while (found < 0 && fgets(line, sizeof line, file)) {
+        if (strncmp(line, name, strlen(name)) == 0 && sscanf(line + strlen(name), form, value) == 1) {
+            found = value[0] >= 'A' ? value[0] : atol(value);
+        }
+    }
+    fclose(file);
+    return found;
+}
+
+static long wakes_by_reading(int type) {
+    enum { ROUNDS = 20 };
+    int pair[2];
+    pthread_t thread;
+    expect_is(socketpair(AF_UNIX, type | SOCK_CLOEXEC, 0, pair), 0);
+    struct end end = { pair[1], 0 };
+    expect_is(pthread_create(&thread, NULL, writes_and_waits, &end), 0);
+    while (__atomic_load_n(&end.tid, __ATOMIC_ACQUIRE) == 0) pause_ms(1);
+    long wakes = 0;
+    for (int round = 0; round < ROUNDS; round++) {
+        char byte;
+        struct pollfd written = { pair[0], POLLIN, 0 };
+        expect_is(poll(&written, 1, 5000), 1);
+        while (field_of(end.tid, "State:", " %63s") != 'S') pause_ms(1);
+        long before = field_of(end.tid, "voluntary_ctxt_switches:", " %63s");
+        expect_is(read(pair[0], &byte, 1), 1);
+        pause_ms(2);
+        while (field_of(end.tid, "State:", " %63s") != 'S') pause_ms(1);
+        wakes += field_of(end.tid, "voluntary_ctxt_switches:", " %63s") > before;
+        expect_is(write(pair[0], &byte, 1), 1);
+    }
+    close(pair[0]);
+    pthread_join(thread, NULL);
+    close(pair[1]);
+    return wakes;
+}
+
+FACT(reading_from_a_stream_wakes_its_writer) {
+    long stream = wakes_by_reading(SOCK_STREAM), packets = wakes_by_reading(SOCK_SEQPACKET);
+    printf("of 20 times, %ld for a stream and %ld for packets\n", stream, packets);
+    expect_is(packets, 0);
+    if (stream < 10) fail("only %ld", stream);
+}

@@ -53,8 +53,8 @@ impl Setup {
         let file = self.open(libc::SYS_memfd_create, [scratch.0, bits(libc::MFD_CLOEXEC.cast_signed()), 0, 0, 0, 0])?;
         let memory = Memory::new(take(file)?).map_err(system("mapping the agent's memory"))?;
 
-        let stream = bits(libc::SOCK_STREAM | libc::SOCK_CLOEXEC);
-        self.call(libc::SYS_socketpair, [bits(libc::AF_UNIX), stream, 0, scratch.0, 0, 0])?;
+        let packets = bits(libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC);
+        self.call(libc::SYS_socketpair, [bits(libc::AF_UNIX), packets, 0, scratch.0, 0, 0])?;
         let mut pair = [0_u8; 8];
         process::read_memory(self.helper.thread(), scratch, &mut pair).map_err(system("reading from the target"))?;
         let [a0, a1, a2, a3, b0, b1, b2, b3] = pair;
