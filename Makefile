@@ -17,15 +17,20 @@ help:
 build:
 	$(CARGO) build --release --bin spillway
 
+build-tests:
+	$(CARGO) test --workspace --no-run
+
 check:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --workspace --no-deps --document-private-items
 	scripts/check-scripts
 
-# Crates are tested with debug assertions and overflow checks; programs under the binary that is shipped.
-test: build
-	$(CARGO) test --workspace
+# Crates are tested with debug assertions and overflow checks; programs under the binary that is shipped. Both are built at the same
+# time: each leaves a CPU idle for a while. Most tests of pools wait, so there are more of them at a time than CPUs.
+test:
+	$(MAKE) -j2 build build-tests
+	RUST_TEST_THREADS=6 $(CARGO) test --workspace
 	@if [ "$$(id -u)" = 0 ]; then scripts/setup-tests; fi
 	scripts/e2e
 
@@ -53,4 +58,4 @@ demo: build
 install: build
 	install -D -m 755 target/release/spillway '$(DESTDIR)$(PREFIX)/bin/spillway'
 
-.PHONY: help build check test e2e chaos bench bench-ab bench-apps demo install
+.PHONY: help build build-tests check test e2e chaos bench bench-ab bench-apps demo install

@@ -14,7 +14,7 @@ from mechanics import Program, refused
 from servers import pages_in
 from test_stripes import anew, pool_of, protection, rebuilt
 
-SECONDS = float(os.environ.get("SPILLWAY_TORTURE_SECONDS", "15"))
+SECONDS = float(os.environ.get("SPILLWAY_TORTURE_SECONDS", "8"))
 SLACK_SECONDS = 45
 # README.md: a child just forked has nobody who outlives the pager, and what was mapped while there was none may not be moved as one.
 WITHIN = ["--without", "fork,fork_all,mremap_grow,mremap_shrink,mremap_fixed,mremap_dontunmap"]
@@ -227,7 +227,7 @@ def test_what_cannot_be_taken_over_is_refused(processes, spillway, fill):
 
 
 def test_upgrade_hands_over_while_the_target_runs(processes, spillway, fill, torture):
-    options = ["--seed", 5, "--seconds", 15, "--mib", 64, "--threads", 2, *WITHIN]
+    options = ["--seed", 5, "--seconds", 8, "--mib", 64, "--threads", 2, *WITHIN]
     program = processes.start([torture, *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     time.sleep(0.5)
     pagers = [begin(processes, spillway, program.pid, "--local", "32M")[0]]
@@ -262,9 +262,9 @@ def test_pagers_killed_again_and_again(processes, spillway, servers, torture, po
     program = processes.start([torture, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     time.sleep(0.5)
     pager, _ = begin(processes, spillway, program.pid, "--local", "32M", "--pool", url_of(servers, pool))
-    deadline, stalls, took = time.monotonic() + SECONDS - 4, [], []
+    deadline, stalls, took = time.monotonic() + SECONDS - 3, [], []
     while time.monotonic() < deadline and program.poll() is None:
-        time.sleep(chance.uniform(0.02, 0.8))
+        time.sleep(chance.uniform(0.02, 0.6))
         if program.poll() is not None:
             break
         killed = time.monotonic()

@@ -32,31 +32,38 @@ fn empties(client: &mut Client, drain: &mut Drain) {
     }
 }
 
+fn leaves_and_comes_back(servers: usize, parameters: &str) {
+    let mut lenders: Vec<Lender> = (0..servers).map(|_| Lender::start(64 << 20, |_| {})).collect();
+    let ports: Vec<u16> = lenders.iter().map(|lender| lender.port).collect();
+    let url = url(&ports, parameters);
+    let mut client = client(&url);
+    let mut pages = put_all(&mut client, 0..1500);
+    let mut drain = ask(&url, ports[0], true);
+    assert!(drain.left().unwrap().0 > 200, "{url}");
+    empties(&mut client, &mut drain);
+    assert_all(&mut client, &pages);
+    pages.extend(put_all(&mut client, 1500..2000));
+    assert_eq!(ask(&url, ports[0], true).left().unwrap().0, 0, "{url}: nothing is put there");
+    // One who asks must not be silent for long.
+    ask(&url, ports[0], false);
+    // As long as a client may be silent.
+    client.steps(Duration::from_secs(3));
+    pages.extend(put_all(&mut client, 2000..3000));
+    let mut drain = ask(&url, ports[0], true);
+    assert!(drain.left().unwrap().0 > 50, "{url}: it is used again");
+    empties(&mut client, &mut drain);
+    lenders[0].end();
+    assert_all(&mut client, &pages);
+}
+
+/// Mostly waiting, hence all at the same time.
 #[test]
 fn a_server_that_leaves_is_emptied_and_not_used_until_it_stays() {
-    for (servers, parameters) in [(2, ""), (3, "?data=2&parity=1"), (3, "?replicas=2")] {
-        let mut lenders: Vec<Lender> = (0..servers).map(|_| Lender::start(64 << 20, |_| {})).collect();
-        let ports: Vec<u16> = lenders.iter().map(|lender| lender.port).collect();
-        let url = url(&ports, parameters);
-        let mut client = client(&url);
-        let mut pages = put_all(&mut client, 0..1500);
-        let mut drain = ask(&url, ports[0], true);
-        assert!(drain.left().unwrap().0 > 200, "{url}");
-        empties(&mut client, &mut drain);
-        assert_all(&mut client, &pages);
-        pages.extend(put_all(&mut client, 1500..2000));
-        assert_eq!(ask(&url, ports[0], true).left().unwrap().0, 0, "{url}: nothing is put there");
-        // One who asks must not be silent for long.
-        ask(&url, ports[0], false);
-        // As long as a client may be silent.
-        client.steps(Duration::from_secs(3));
-        pages.extend(put_all(&mut client, 2000..3000));
-        let mut drain = ask(&url, ports[0], true);
-        assert!(drain.left().unwrap().0 > 50, "{url}: it is used again");
-        empties(&mut client, &mut drain);
-        lenders[0].end();
-        assert_all(&mut client, &pages);
-    }
+    std::thread::scope(|scope| {
+        for (servers, parameters) in [(2, ""), (3, "?data=2&parity=1"), (3, "?replicas=2")] {
+            scope.spawn(move || leaves_and_comes_back(servers, parameters));
+        }
+    });
 }
 
 #[test]
