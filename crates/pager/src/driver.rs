@@ -40,6 +40,7 @@ use crate::shared::Shared;
 use crate::sys::clock::now_ns;
 use crate::sys::fd::{Bell, Heard, poll, readable, receive_byte};
 use crate::sys::message::MESSAGES;
+use crate::sys::sched::Class;
 use crate::sys::uffd::{Event, Message};
 use crate::target::{Flight, Target, Waiting};
 use crate::watcher::Request;
@@ -90,6 +91,9 @@ pub struct Driver {
     reports: Sender<Request>,
     shared: Arc<Shared>,
     placement: Placement,
+    /// Which place and class of the fault thread this is, of all that it has had; agents are to have the same. The first is 1.
+    place: u64,
+    class: Class,
     polled: Vec<libc::pollfd>,
     release: Option<Release>,
     /// Trees that are let go while others are served on.

@@ -13,7 +13,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use crate::procfs;
+use crate::procfs::{self, ThreadStat};
 use crate::shared::Shared;
 use crate::sys::clock::now_ns;
 use crate::sys::sched::{Class, Cpus, current_cpu, idle_class_can_be_left, set_class, thread_id};
@@ -21,6 +21,10 @@ use crate::sys::sched::{Class, Cpus, current_cpu, idle_class_can_be_left, set_cl
 /// Faults between two looks at where their thread runs, at first and, as looks find nothing new, at last. A look costs more
 /// than a fault, and a thread that moves is mostly noticed sooner ([`SLEPT_AWAY`]).
 const LOOK_EVERY: (u32, u32) = (64, 1024);
+
+/// So many faults after it has moved, it has come to stay, and the pager's other threads make way. Whoever is driven away mostly comes
+/// back sooner, and to place all others costs as much as five faults.
+const SETTLED: u32 = 64;
 
 /// Faults in a row that had to be waited for, after which the thread has probably moved: on the wrong CPU a fault costs as
 /// much as ten looks.
@@ -56,14 +60,18 @@ pub struct Placement {
     looked_ns: u64,
     gathers: bool,
     followed: Option<usize>,
-    /// Whose CPU is followed: the process, the thread.
+    /// Faults since it last moved.
+    stayed: u32,
+    /// Whose CPU is followed: the process, the thread; and what tells where that is.
     leader: (i32, i32),
+    leader_stat: Option<ThreadStat>,
     /// Faults came since it was last looked where the leader is.
     fresh: bool,
     enabled: bool,
     /// It may leave the idle class again.
     may_idle: bool,
-    /// The CPU that the thread which shares the work is kept off.
+    /// The CPU that the pager's other threads are kept off, and the one that the thread which shares the work is.
+    cleared: Option<usize>,
     shared_from: Option<usize>,
 }
 
@@ -85,10 +93,13 @@ impl Placement {
             looked_ns: 0,
             gathers: false,
             followed: None,
+            stayed: 0,
             leader: (0, 0),
+            leader_stat: None,
             fresh: false,
             enabled,
             may_idle: enabled && idle_class_can_be_left(),
+            cleared: None,
             shared_from: None,
         }
     }
@@ -101,6 +112,10 @@ impl Placement {
         }
         self.seen += 1;
         self.fresh = true;
+        self.stayed = self.stayed.saturating_add(1);
+        if self.stayed == SETTLED {
+            self.clear_the_way();
+        }
         // On the same CPU one of the two always runs, so there is nothing to wait for. Where there is, the other has moved.
         self.slept = if slept { self.slept + 1 } else { 0 };
         let is_second = self.gathers && thread == self.second;
@@ -135,9 +150,6 @@ impl Placement {
         let is_calm = follows && !moved && shared.idle.load(Relaxed);
         self.look_every = if is_calm { LOOK_EVERY.1.min(self.look_every * 2) } else { LOOK_EVERY.0 };
         self.look_after = self.look_every;
-        if moved {
-            self.clear_the_way();
-        }
         moved
     }
 
@@ -146,9 +158,10 @@ impl Placement {
     fn clear_the_way(&mut self) {
         let Some(allowed) = self.allowed else { return };
         let elsewhere = self.followed.map_or(allowed, |cpu| allowed.without(cpu));
-        if elsewhere.count() == 0 {
+        if elsewhere.count() == 0 || self.cleared == self.followed {
             return;
         }
+        self.cleared = self.followed;
         let others = procfs::threads(std::process::id().cast_signed()).unwrap_or_default();
         for thread in others.into_iter().filter(|thread| *thread != thread_id()) {
             // A failure leaves it where it is, which is slower and not wrong.
@@ -170,11 +183,7 @@ impl Placement {
             return false;
         }
         let (pid, thread) = self.leader;
-        let moved = self.follow(pid, thread, shared);
-        if moved {
-            self.clear_the_way();
-        }
-        moved
+        self.follow(pid, thread, shared)
     }
 
     /// Whether `thread` can do what need not be done here; then it is kept off this CPU.
@@ -205,7 +214,11 @@ impl Placement {
     }
 
     fn follow(&mut self, pid: i32, thread: i32, shared: &Shared) -> bool {
-        let Ok(stat) = procfs::thread_stat(pid, thread) else { return self.settle(shared) };
+        if self.leader != (pid, thread) || self.leader_stat.is_none() {
+            self.leader = (pid, thread);
+            self.leader_stat = ThreadStat::open(pid, thread).ok();
+        }
+        let Some(Ok(stat)) = self.leader_stat.as_ref().map(ThreadStat::read) else { return self.settle(shared) };
         let class = if self.is_forbidden(shared, now_ns()) { Class::Normal } else { Class::Idle };
         let changes = shared.idle.load(Relaxed) != (class == Class::Idle);
         if changes {
@@ -220,14 +233,14 @@ impl Placement {
         if Cpus::one(stat.cpu).confine(0).is_err() {
             return self.settle(shared);
         }
-        self.followed = Some(stat.cpu);
-        self.leader = (pid, thread);
+        (self.followed, self.stayed) = (Some(stat.cpu), 0);
         true
     }
 
     /// Back to where the kernel puts it.
     pub fn settle(&mut self, shared: &Shared) -> bool {
         let aside = shared.aside.swap(false, Relaxed);
+        self.leader_stat = None;
         if self.followed.take().is_none() && !aside {
             return false;
         }
@@ -237,6 +250,7 @@ impl Placement {
             let _ = allowed.confine(0);
         }
         shared.idle.store(false, Relaxed);
+        self.clear_the_way();
         true
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{self, Read as _};
+use std::os::unix::fs::FileExt as _;
 
 use spillway_core::{Address, PAGE_BYTES, Span};
 
@@ -158,6 +159,29 @@ pub fn stat(pid: i32) -> io::Result<Stat> {
 /// When it is gone.
 pub fn thread_stat(pid: i32, thread: i32) -> io::Result<Stat> {
     read_stat(&format!("/proc/{pid}/task/{thread}/stat"))
+}
+
+/// What tells of one thread, kept open: to be asked often.
+pub struct ThreadStat(fs::File);
+
+impl ThreadStat {
+    /// That of thread `thread` of `pid`.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub fn open(pid: i32, thread: i32) -> io::Result<Self> {
+        fs::File::open(format!("/proc/{pid}/task/{thread}/stat")).map(Self)
+    }
+
+    /// The thread's state now.
+    ///
+    /// # Errors
+    /// When it is gone: ESRCH, also where another thread has its number since.
+    pub fn read(&self) -> io::Result<Stat> {
+        let mut bytes = [0; PAGE_BYTES];
+        let count = self.0.read_at(&mut bytes, 0)?;
+        parse_stat(&String::from_utf8_lossy(&bytes[..count])).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
 }
 
 /// A thread of `pid` that has not ended, and is not an agent of ours; none when all have. It has a directory of its own in

@@ -92,6 +92,8 @@ pub struct Target {
     pub agent: Option<Agent>,
     /// What the agent does.
     pub flight: Flight,
+    /// Which of the fault thread's places the agent has, as the driver numbers them; 0 for one of its own.
+    pub placed: u64,
     /// The runs of the capture under way.
     pub runs: Vec<Run>,
     /// Buffers set aside for the pages of the capture under way, in order.
@@ -150,6 +152,7 @@ impl Target {
             procmap: None,
             agent,
             flight: Flight::Idle,
+            placed: 0,
             runs: Vec::with_capacity(BATCH_PAGES),
             buffers: Vec::with_capacity(BATCH_PAGES),
             looked: false,

@@ -235,7 +235,6 @@ impl Driver {
                 self.write_down(id, &agent, &tally);
                 self.add(Target { inherits_merging, marked, ..Target::new(id, pid, uffd, Some(agent), tally) });
                 self.owes_errands = true;
-                self.place_agents();
                 let _ = reply.send(id);
             }
             Command::Hand { pid, uffd, tally, share, reply } => {
@@ -302,6 +301,9 @@ impl Driver {
                 }
                 let slot = self.targets.get_mut(target.0 as usize).and_then(Option::take);
                 slot.into_iter().flat_map(|target| target.buffers).for_each(|b| self.core.return_buffer(b));
+                if self.targets.iter().all(Option::is_none) {
+                    self.placement.settle(&self.shared);
+                }
                 let _ = self.reports.send(Request::Report(Report::Buried(target)));
             }
             Command::Reuse { target } => {

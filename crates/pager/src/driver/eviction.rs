@@ -135,6 +135,12 @@ impl Driver {
             target.buffers.push(self.core.take_buffer().expect("a buffer for each page chosen"));
         }
         target.runs = runs;
+        let pages = target.buffers.len();
+        if self.placement.may_share_with(self.hands.reader.thread(), &self.shared) {
+            self.hands.reader.announce(pages);
+        }
+        self.place_agent(at);
+        let Some(target) = &mut self.targets[at] else { return };
         let estate = self.hands.estate.as_ref();
         target.start_capture(again, |id, runs| {
             if let Some(estate) = estate {
@@ -142,7 +148,7 @@ impl Driver {
                 estate.set_batch(id, Some(Stage::Begun));
             }
         });
-        self.errand_begins();
+        self.errand_begins(at);
     }
 
     /// A batch brought `captured` pages, and `stuck` would not leave. Faults must not wait for those, and may go past the
@@ -184,14 +190,17 @@ impl Driver {
             let runs = self.core.capturable_again(target.id, &target.shared_runs);
             target.shared_runs.clear();
             if !runs.is_empty() && target.unshare(runs) {
-                self.errand_begins();
+                let at = target.id.0 as usize;
+                self.errand_begins(at);
                 return true;
             }
         }
         false
     }
 
-    pub(super) fn errand_begins(&self) {
+    /// The agent of this target was sent on an errand.
+    pub(super) fn errand_begins(&mut self, at: usize) {
+        self.place_agent(at);
         self.shared.errands_begun.fetch_add(1, Relaxed);
     }
 
@@ -200,7 +209,7 @@ impl Driver {
             let ready = |target: &&mut Target| target.staged && target.may_capture();
             if let Some(target) = self.targets[at].as_mut().filter(ready) {
                 target.drop_staged();
-                self.errand_begins();
+                self.errand_begins(at);
             }
         }
     }

@@ -55,7 +55,7 @@ impl Driver {
                 Some(Errand::End) if target.merging == Merging::Its => self.note_merging(at, Merging::Untold),
                 Some(errand) => {
                     target.tell_of_merging(errand);
-                    self.errand_begins();
+                    self.errand_begins(at);
                 }
             }
         }
@@ -84,7 +84,7 @@ impl Driver {
                     && let Some(target) = &mut self.targets[at]
                 {
                     target.tell_of_merging(Errand::Begin);
-                    self.errand_begins();
+                    self.errand_begins(at);
                 }
             }
             Errand::Begin => {

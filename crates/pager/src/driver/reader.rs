@@ -10,9 +10,8 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::AtomicI32;
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
 
 use spillway_core::evict::Bytes;
 use spillway_core::page::BufferIndex;
@@ -32,6 +31,9 @@ use crate::sys::sched::{Class, idle_class_can_be_left, set_class, thread_id};
 const WORTH_PAGES: usize = 32;
 /// A batch that takes longer has not been let run: on a CPU of its own it takes a quarter of that.
 const PATIENCE_NS: u64 = 2_000_000;
+
+/// For how long it waits for a batch that was announced: captures take a third of that.
+const ATTENDS_NS: u64 = 1_000_000;
 
 /// One batch.
 struct Job {
@@ -85,6 +87,23 @@ impl Job {
     }
 }
 
+/// What the thread is told: to read a batch, or none if one comes soon.
+type Call = Option<Job>;
+
+/// Waits for the batch that was announced without giving the CPU away; none where it does not come, or not here.
+fn attend(calls: &Receiver<Call>, announced: &AtomicBool) -> Option<Job> {
+    let until_ns = now_ns() + ATTENDS_NS;
+    while announced.load(Relaxed) && now_ns() < until_ns {
+        match calls.try_recv() {
+            Ok(Some(job)) => return Some(job),
+            Ok(None) => {}
+            Err(TryRecvError::Empty) => std::hint::spin_loop(),
+            Err(TryRecvError::Disconnected) => return None,
+        }
+    }
+    None
+}
+
 /// Where the job is.
 enum Place {
     /// Here, and not begun.
@@ -99,7 +118,9 @@ enum Place {
 pub(super) struct Reader {
     /// The thread's id, once it runs.
     thread: Arc<AtomicI32>,
-    jobs: SyncSender<Job>,
+    calls: SyncSender<Call>,
+    /// What was announced is to be waited for awake.
+    announced: Arc<AtomicBool>,
     done: Receiver<Job>,
     place: Place,
     /// When the last job went to the thread.
@@ -115,16 +136,20 @@ pub(super) struct Reader {
 impl Reader {
     /// A reader with a thread of its own, if one can be had, which rings `bell` when it has read.
     pub(super) fn new(preparer: Option<Preparer>, bell: Arc<Bell>) -> Self {
-        let (jobs, to_do) = sync_channel::<Job>(1);
+        // A batch, and what announced it.
+        let (calls, to_do) = sync_channel::<Call>(2);
         let (ready, done) = sync_channel(1);
         let thread = Arc::new(AtomicI32::new(0));
         let its = Arc::clone(&thread);
+        let announced = Arc::new(AtomicBool::new(false));
+        let is_announced = Arc::clone(&announced);
         let work = move || {
             if idle_class_can_be_left() {
                 let _ = set_class(0, Class::Idle);
             }
             its.store(thread_id(), Relaxed);
-            for mut job in to_do {
+            while let Ok(call) = to_do.recv() {
+                let Some(mut job) = call.or_else(|| attend(&to_do, &is_announced)) else { continue };
                 job.run();
                 if ready.send(job).is_err() {
                     return;
@@ -138,7 +163,7 @@ impl Reader {
         let job = Job { pid: 0, thread: 0, staging: Address(0), items, preparer, elsewhere: false };
         let order = Vec::with_capacity(BATCH_PAGES);
         let staging = ([0; 2], Address(0));
-        Self { thread, jobs, done, place: Place::Spare(job), sent_ns: 0, hurried: false, staging, order }
+        Self { thread, calls, announced, done, place: Place::Spare(job), sent_ns: 0, hurried: false, staging, order }
     }
 
     /// The other thread; 0 when there is none.
@@ -185,18 +210,32 @@ impl Reader {
         };
         job.items.extend(self.order.iter().map(&mut item));
         if elsewhere {
-            match self.jobs.try_send(job) {
+            match self.calls.try_send(Some(job)) {
                 Ok(()) => {
                     self.sent_ns = now_ns();
                     return;
                 }
                 Err(TrySendError::Full(back) | TrySendError::Disconnected(back)) => {
-                    job = Job { elsewhere: false, ..back }
+                    job = Job { elsewhere: false, ..back.expect("what was sent comes back") }
                 }
             }
         }
+        self.dismiss();
         job.run();
         self.place = Place::Done(job);
+    }
+
+    /// A batch of so many pages is being captured: wakes the thread if it will be read there, so that its CPU wakes up meanwhile.
+    pub(super) fn announce(&self, pages: usize) {
+        if pages >= WORTH_PAGES {
+            self.announced.store(true, Relaxed);
+            let _ = self.calls.try_send(None);
+        }
+    }
+
+    /// What was announced does not come, or its CPU is wanted: it waits asleep.
+    pub(super) fn dismiss(&self) {
+        self.announced.store(false, Relaxed);
     }
 
     /// Takes over what was read, if it has been; waits for that if told to. True when nothing is under way any more.
@@ -268,6 +307,42 @@ mod tests {
         let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).expect("it runs");
         let behind_the_name = stat.rsplit_once(')').expect("a name").1;
         behind_the_name.split_whitespace().nth(41 - 3).and_then(|field| field.parse().ok()).expect("a number")
+    }
+
+    #[test]
+    fn a_batch_is_read_however_it_was_announced() {
+        let staged: Vec<Page> = (0..WORTH_PAGES).map(|nth| [u8::try_from(nth + 1).expect("few"); PAGE_BYTES]).collect();
+        let ours = [std::process::id().cast_signed(), thread_id()];
+        let count = u32::try_from(WORTH_PAGES).expect("few");
+        let (mut buffers, mut core) =
+            (Buffers::new(count), Pager::new(Config { budget: Budget::Pages(64), buffers: count, write_batch: 1 }));
+        let mut reader = Reader::new(None, Arc::new(Bell::new().expect("an eventfd")));
+        type Announce = fn(&mut Reader);
+        let nothing: Announce = |_| {};
+        let announced: Announce = |reader| reader.announce(WORTH_PAGES);
+        let twice: Announce = |reader| (0..2).for_each(|_| reader.announce(WORTH_PAGES));
+        let dismissed: Announce = |reader| {
+            reader.announce(WORTH_PAGES);
+            reader.dismiss();
+        };
+        let late: Announce = |reader| {
+            reader.announce(WORTH_PAGES);
+            std::thread::sleep(std::time::Duration::from_nanos(2 * ATTENDS_NS));
+        };
+        for elsewhere in [true, false] {
+            for (nth, announce) in [nothing, announced, twice, dismissed, late, announced].into_iter().enumerate() {
+                announce(&mut reader);
+                (0..count).for_each(|buffer| reader.note(None, BufferIndex(buffer)));
+                let from = Address(staged.as_ptr().addr() as u64);
+                reader.begin(ours, from, elsewhere, &mut buffers, |_, _| None);
+                assert!(reader.finish(true, &mut buffers, &mut core));
+                for (buffer, page) in (0..count).zip(&staged) {
+                    assert!(buffers.page(BufferIndex(buffer)).expect("it is back").0 == page, "{elsewhere} {nth}");
+                }
+                // What was read must not be there already the next time.
+                (1..count).for_each(|buffer| buffers.copy(BufferIndex(0), BufferIndex(buffer)));
+            }
+        }
     }
 
     /// In the idle class it may not be let run for as long as a program computes.

@@ -22,7 +22,7 @@ use crate::recording::Recording;
 use crate::shared::Shared;
 use crate::sys::fd::Bell;
 use crate::sys::sched::{Class, Cpus, set_class, thread_id};
-use crate::target::Target;
+use crate::target::{Flight, Target};
 use crate::watcher::Request;
 
 /// What joins the fault thread to the others.
@@ -84,6 +84,8 @@ impl Driver {
             reports,
             shared,
             placement: Placement::new(follow),
+            place: 1,
+            class: Class::Normal,
             polled: Vec::new(),
             release: None,
             leaving: Vec::new(),
@@ -145,15 +147,34 @@ impl Driver {
         self.shared.access_bits.store(self.access.is_some(), Relaxed);
     }
 
-    /// Agents run where and as the fault thread runs.
-    pub(super) fn place_agents(&self) {
+    /// Agents run where and as the fault thread runs, from their next errand on; in another class at once: what is under way may
+    /// need it.
+    pub(super) fn place_agents(&mut self) {
+        self.hands.reader.dismiss();
+        let class = self.agents_class();
+        let changes = std::mem::replace(&mut self.class, class) != class;
+        self.place += 1;
+        for at in 0..self.targets.len() {
+            if changes && self.targets[at].as_ref().is_some_and(|target| target.flight != Flight::Idle) {
+                self.place_agent(at);
+            }
+        }
+    }
+
+    fn agents_class(&self) -> Class {
+        if self.shared.idle.load(Relaxed) { Class::Idle } else { Class::Normal }
+    }
+
+    /// Places an agent, before or as it is sent on an errand.
+    pub(super) fn place_agent(&mut self, at: usize) {
+        let class = self.agents_class();
+        let Some(target) = self.targets[at].as_mut().filter(|target| target.placed != self.place) else { return };
+        target.placed = self.place;
         let cpus = match self.placement.followed() {
             Some(cpu) => Ok(Cpus::one(cpu)),
             None => Cpus::of(0),
         };
-        let Ok(cpus) = cpus else { return };
-        let class = if self.shared.idle.load(Relaxed) { Class::Idle } else { Class::Normal };
-        for agent in self.targets.iter().flatten().filter_map(|target| target.agent.as_ref()) {
+        if let (Some(agent), Ok(cpus)) = (&target.agent, cpus) {
             // A failure leaves it where it is, which is slower and not wrong.
             let _ = cpus.confine(agent.thread);
             let _ = set_class(agent.thread, class);

@@ -96,7 +96,8 @@ impl Driver {
         for span in self.core.removing(id) {
             self.announce(id, span);
         }
-        self.place_agents();
+        // It may be on an errand, and where and as the dead pager was.
+        self.place_agent(id.0 as usize);
     }
 
     /// What the capture that was under way has brought. A part of it may be in the table already.
