@@ -7,7 +7,7 @@ pub mod contract;
 pub mod lender;
 pub mod proxy;
 
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -80,12 +80,13 @@ pub fn redis_arguments(port: u16, more: &[&str]) -> Vec<String> {
     common.iter().chain(&[&*port.to_string()]).chain(more).map(ToString::to_string).collect()
 }
 
-/// Below those that the kernel gives to connections, and given once by each test program.
+/// Below those that the kernel gives to connections, and given once by each test program. Not bound to be tried: what another test
+/// starts at that moment would keep it bound until it runs its own program.
 pub fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     loop {
         let offset = u16::try_from(std::process::id() % 97).unwrap() * 100 + NEXT.fetch_add(1, SeqCst) % 100;
-        if TcpListener::bind(("127.0.0.1", 20_000 + offset)).is_ok() {
+        if TcpStream::connect(("127.0.0.1", 20_000 + offset)).is_err() {
             return 20_000 + offset;
         }
     }
