@@ -340,6 +340,31 @@ mod tests {
     }
 
     #[test]
+    fn what_is_kept_open_tells_of_one_thread_until_it_ends() {
+        let (told, tells) = std::sync::mpsc::channel();
+        let (ends, end) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            told.send(crate::sys::sched::thread_id()).expect("the test waits");
+            let _ = end.recv();
+        });
+        let (pid, tid) = (std::process::id().cast_signed(), tells.recv().expect("it runs"));
+        let stat = ThreadStat::open(pid, tid).expect("it is there");
+        for _ in 0..2 {
+            let now = stat.read().expect("it is there still");
+            assert_eq!(now.started, thread_stat(pid, tid).expect("as above").started);
+            assert!(matches!(now.state, b'S' | b'R'), "{now:?}");
+        }
+        drop(ends);
+        thread.join().expect("it has ended");
+        // Its end is told of before the kernel has removed it.
+        while thread_stat(pid, tid).is_ok() {
+            std::thread::yield_now();
+        }
+        assert_eq!(stat.read().expect_err("it is gone").raw_os_error(), Some(libc::ESRCH));
+        assert!(ThreadStat::open(pid, tid).is_err());
+    }
+
+    #[test]
     fn what_changes_while_it_is_looked_at_is_taken_as_seen_last() {
         let look = |lines: &[&str]| {
             let mut seen = Vec::new();
