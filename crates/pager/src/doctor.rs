@@ -195,7 +195,7 @@ fn memlock() -> Check {
 fn priority() -> Check {
     let ok = idle_class_can_be_left();
     let found = if ok { "may go before and after other programs" } else { "no CAP_SYS_NICE" };
-    let cost = "a fault takes several times as long: the pager cannot give its CPU to the program that it serves";
+    let cost = "a fault takes about twice as long: the pager cannot give its CPU to the program that it serves";
     Check::new("priority", ok, found, cost, &or_setcap("run as root"))
 }
 
