@@ -234,9 +234,10 @@ impl Reader {
         self.place = Place::Done(job);
     }
 
-    /// A batch of so many pages is being captured: wakes the thread if it will be read there, so that its CPU wakes up meanwhile.
+    /// A batch of so many pages is being captured: wakes the thread if it will be read there, so that its CPU wakes up meanwhile. Not
+    /// outside of the idle class, where it would wait at the expense of others.
     pub(super) fn announce(&self, pages: usize) {
-        if pages >= WORTH_PAGES {
+        if pages >= WORTH_PAGES && idle_class_can_be_left() {
             self.announced.store(true, Relaxed);
             let _ = self.calls.try_send(None);
         }
