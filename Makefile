@@ -27,10 +27,10 @@ check:
 	scripts/check-scripts
 
 # Crates are tested with debug assertions and overflow checks; programs under the binary that is shipped. Both are built at the same
-# time: each leaves a CPU idle for a while. Most tests of pools wait, so there are more of them at a time than CPUs.
+# time: each leaves a CPU idle for a while.
 test:
 	$(MAKE) -j2 build build-tests
-	RUST_TEST_THREADS=6 $(CARGO) test --workspace
+	$(CARGO) test --workspace
 	@if [ "$$(id -u)" = 0 ]; then scripts/setup-tests; fi
 	scripts/e2e
 

@@ -158,23 +158,27 @@ mod tests {
     /// help; whether it was taken out of the class.
     fn rescued(is_agent: bool, runs: bool, crowded: bool) -> bool {
         let (thread, over) = (Arc::new(AtomicI32::new(0)), Arc::new(AtomicBool::new(false)));
+        let (ends, end) = std::sync::mpsc::channel::<()>();
         let looked_at = {
             let (thread, over) = (Arc::clone(&thread), Arc::clone(&over));
             std::thread::spawn(move || {
                 thread.store(sched::thread_id(), Relaxed);
-                while !over.load(Relaxed) {
-                    if runs { std::hint::spin_loop() } else { std::thread::sleep(Duration::from_millis(1)) }
+                while runs && !over.load(Relaxed) {
+                    std::hint::spin_loop();
                 }
+                let _ = end.recv();
             })
         };
-        while thread.load(Relaxed) == 0 {
+        let pid = std::process::id().cast_signed();
+        let state = |thread| procfs::thread_stat(pid, thread).expect("it is there").state;
+        while thread.load(Relaxed) == 0 || (!runs && state(thread.load(Relaxed)) != b'S') {
             std::thread::yield_now();
         }
         let shared = Shared::default();
         shared.idle.store(true, Relaxed);
         shared.crowded.store(crowded, Relaxed);
         let thread = thread.load(Relaxed);
-        let agents = if is_agent { vec![(std::process::id().cast_signed(), thread)] } else { Vec::new() };
+        let agents = if is_agent { vec![(pid, thread)] } else { Vec::new() };
         shared.errands_begun.store(agents.len() as u64, Relaxed);
         shared.thread.store(if is_agent { 0 } else { thread }, Relaxed);
         let mut watchdog = Watchdog { idle_ticks: (Instant::now() + CPUS_EVERY, 0), ..Watchdog::new() };
@@ -185,6 +189,7 @@ mod tests {
             shared.progress.fetch_add(u64::from(is_agent), Relaxed);
         }
         over.store(true, Relaxed);
+        drop(ends);
         looked_at.join().expect("it ends");
         began_ns < shared.idle_forbidden_until_ns.load(Relaxed)
     }
