@@ -285,5 +285,5 @@ def test_pagers_killed_again_and_again(processes, spillway, servers, torture, po
     assert program.returncode == 0, f"seed {seed}, {len(stalls)} pagers: status {program.returncode}\n{out}\n{err[-6000:]}"
     assert json.loads(out.splitlines()[-1])["pages_verified"] > 10000
     print(f"{len(stalls)} pagers killed, longest without one {max(stalls) * 1e3:.0f} ms, taking over at most {max(took):.0f} ms")
-    assert len(stalls) >= 5
+    assert len(stalls) >= 3
     assert sorted(stalls)[len(stalls) * 3 // 4] < STALL_SECONDS and max(stalls) < STOLEN_SECONDS, stalls

@@ -191,6 +191,8 @@ static long wakes_by_reading(int type) {
         struct pollfd written = { pair[0], POLLIN, 0 };
         expect_is(poll(&written, 1, 5000), 1);
         while (field_of(end.tid, "State:", " %63s") != 'S') pause_ms(1);
+        // It is counted after it can be seen.
+        pause_ms(2);
         long before = field_of(end.tid, "voluntary_ctxt_switches:", " %63s");
         expect_is(read(pair[0], &byte, 1), 1);
         pause_ms(2);

@@ -233,7 +233,9 @@ impl Placement {
         if Cpus::one(stat.cpu).confine(0).is_err() {
             return self.settle(shared);
         }
-        (self.followed, self.stayed) = (Some(stat.cpu), 0);
+        if self.followed.replace(stat.cpu) != Some(stat.cpu) {
+            self.stayed = 0;
+        }
         true
     }
 
@@ -241,7 +243,7 @@ impl Placement {
     pub fn settle(&mut self, shared: &Shared) -> bool {
         let aside = shared.aside.swap(false, Relaxed);
         self.leader_stat = None;
-        if self.followed.take().is_none() && !aside {
+        if self.followed.take().is_none() && !aside && !shared.idle.load(Relaxed) {
             return false;
         }
         // Failures leave the thread where it is, which is slower and not wrong.
@@ -255,11 +257,16 @@ impl Placement {
     }
 }
 
-/// Lets the fault thread go on on the CPUs of the calling thread, of the watcher, which it keeps off its own: whoever is on that CPU
-/// does not let it run. It comes back with the next fault of that thread. False where it cannot be moved.
+/// Lets the fault thread go on on other CPUs than its own: whoever is on that one does not let it run. It comes back with the next fault
+/// of that thread. False where it cannot be moved.
 pub fn stand_aside(shared: &Shared) -> bool {
     let thread = shared.thread.load(Relaxed);
-    let moved = thread != 0 && thread != thread_id() && Cpus::of(0).is_ok_and(|cpus| cpus.confine(thread).is_ok());
+    if thread == 0 || thread == thread_id() {
+        return false;
+    }
+    let stat = procfs::thread_stat(std::process::id().cast_signed(), thread);
+    let others = stat.ok().and_then(|stat| Some(shared.cpus.get()?.without(stat.cpu)));
+    let moved = others.is_some_and(|others| others.count() > 0 && others.confine(thread).is_ok());
     if moved {
         // Last: should it have followed meanwhile, it does so again.
         shared.aside.store(true, Relaxed);

@@ -1,12 +1,13 @@
 //! What the fault thread tells the others: one writer, any number of readers, no lock.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, OnceLock};
 
 use spillway_core::PAGE_BYTES_U64;
 use spillway_core::pager::{Counters, Pager};
 use spillway_store::{Protection, Store};
 
+use crate::sys::sched::Cpus;
 use crate::{FaultTimes, Snapshot};
 
 /// Sub-buckets of an octave: 1/16 octave is 4% resolution.
@@ -140,6 +141,8 @@ pub struct Shared {
     pub aside: AtomicBool,
     /// Whether every CPU of the machine is busy.
     pub crowded: AtomicBool,
+    /// The CPUs that the pager may use.
+    pub cpus: OnceLock<Cpus>,
     /// Whether the replacement policy sees access bits.
     pub access_bits: AtomicBool,
     /// Until when (monotonic nanoseconds) it must not enter the idle class.

@@ -225,7 +225,7 @@ fn longest(pages: usize) {
     let (mut pool, mut refill) = Local::new(Config::default());
     let background = std::thread::spawn(move || {
         while refill.top_up() {
-            std::thread::sleep(Duration::from_millis(10));
+            refill.rest();
         }
     });
     let mut random = Random(2);

@@ -254,6 +254,7 @@ impl Driver {
                     target.look_into(agent.pid);
                     target.parent = None;
                     target.agent = Some(agent);
+                    target.placed = 0;
                 }
                 self.owes_errands = true;
             }

@@ -24,17 +24,13 @@ use crate::procfs;
 use crate::sys::agent::BATCH_PAGES;
 use crate::sys::clock::now_ns;
 use crate::sys::fd::Bell;
-use crate::sys::process::{read_memory, read_pages};
+use crate::sys::process::{PAGES_AT_A_TIME, read_memory, read_pages};
 use crate::sys::sched::{Class, idle_class_can_be_left, set_class, thread_id};
 
 /// Fewer pages than this are read sooner than another CPU wakes up.
 const WORTH_PAGES: usize = 32;
 /// A batch that takes longer has not been let run: on a CPU of its own it takes a quarter of that.
 const PATIENCE_NS: u64 = 2_000_000;
-
-/// Pages that are read in one system call, 10 to 25 us: some kernels take the CPU away only between two (`PREEMPT_LAZY`), and a program
-/// that is woken there would wait for all of a batch.
-const AT_A_TIME: usize = 16;
 
 /// For how long it waits for a batch that was announced: captures take a third of that.
 const ATTENDS_NS: u64 = 1_000_000;
@@ -61,7 +57,7 @@ struct Item {
 impl Job {
     fn read_as(&mut self, thread: i32) -> io::Result<()> {
         let mut from = self.staging;
-        for some in self.items.chunks_mut(AT_A_TIME) {
+        for some in self.items.chunks_mut(PAGES_AT_A_TIME) {
             read_pages(thread, from, some.iter_mut().map(|item| item.buffer.page_mut()))?;
             from = from.plus_pages(some.len() as u64);
         }

@@ -12,6 +12,7 @@ use crate::adopt::Agent;
 use crate::merging::Merging;
 use crate::procfs;
 use crate::stretch::room_behind;
+use crate::sys::sched::{Class, set_class};
 use crate::target::{Flight, Target};
 
 /// A release under way.
@@ -160,6 +161,11 @@ impl Driver {
         }
         if self.targets.iter().all(Option::is_none) {
             self.placement.settle(&self.shared);
+        }
+        for agent in &agents {
+            // They leave, and nobody looks any more whether they starve.
+            let _ = set_class(agent.thread, Class::Normal);
+            let _ = self.shared.cpus.get().map(|cpus| cpus.confine(agent.thread));
         }
         agents
     }

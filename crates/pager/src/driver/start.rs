@@ -69,6 +69,9 @@ impl Driver {
         Wires { commands, bell, reports, shared }: Wires,
     ) -> Self {
         shared.thread.store(thread_id(), Relaxed);
+        if let Ok(cpus) = Cpus::of(0) {
+            let _ = shared.cpus.set(cpus);
+        }
         let follow = std::env::var_os("SPILLWAY_PLACEMENT").is_none_or(|value| value != "off");
         let journeys = Journeys::new(store.as_ref());
         let mut driver = Self {
@@ -178,6 +181,10 @@ impl Driver {
             // A failure leaves it where it is, which is slower and not wrong.
             let _ = cpus.confine(agent.thread);
             let _ = set_class(agent.thread, class);
+            if class == Class::Idle && !self.shared.idle.load(Relaxed) {
+                // The watchdog has taken all out of that class meanwhile.
+                let _ = set_class(agent.thread, Class::Normal);
+            }
         }
     }
 }
