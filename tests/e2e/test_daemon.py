@@ -283,7 +283,8 @@ def test_many_come_and_go_and_nothing_is_left(processes, spillway, daemon, fill)
         now = daemon.done(op="stats")
         return [target["pid"] for target in now["targets"]] == [lasting.pid] and now["processes"] == 1
 
-    adopt_some(10)
+    # So many that the pool has been at its largest.
+    adopt_some(40)
     eventually(at_rest, "the others to be forgotten")
     was, rounds = resources(daemon.pid), 0
     deadline = time.monotonic() + CHURN_SECONDS

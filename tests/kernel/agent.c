@@ -158,7 +158,7 @@ static void *writes_and_waits(void *argument) {
     struct end *end = argument;
     char byte = 0;
     __atomic_store_n(&end->tid, (int)syscall(SYS_gettid), __ATOMIC_RELEASE);
-    while (write(end->fd, &byte, 1) == 1 && read(end->fd, &byte, 1) == 1) {}
+    while (send(end->fd, &byte, 1, MSG_NOSIGNAL) == 1 && read(end->fd, &byte, 1) == 1) {}
     return NULL;
 }
 

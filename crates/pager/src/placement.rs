@@ -62,7 +62,8 @@ pub struct Placement {
     followed: Option<usize>,
     /// Faults since it last moved.
     stayed: u32,
-    /// Whose CPU is followed: the process, the thread; and what tells where that is.
+    /// Whose CPU is followed: the process, the thread; zeros for none. And what tells where that is, or of another thread where there is
+    /// none: how many descriptors the pager has open says nothing of its targets.
     leader: (i32, i32),
     leader_stat: Option<ThreadStat>,
     /// Faults came since it was last looked where the leader is.
@@ -95,7 +96,7 @@ impl Placement {
             followed: None,
             stayed: 0,
             leader: (0, 0),
-            leader_stat: None,
+            leader_stat: ThreadStat::open(std::process::id().cast_signed(), thread_id()).ok(),
             fresh: false,
             enabled,
             may_idle: enabled && idle_class_can_be_left(),
@@ -214,9 +215,9 @@ impl Placement {
     }
 
     fn follow(&mut self, pid: i32, thread: i32, shared: &Shared) -> bool {
-        if self.leader != (pid, thread) || self.leader_stat.is_none() {
-            self.leader = (pid, thread);
-            self.leader_stat = ThreadStat::open(pid, thread).ok();
+        if self.leader != (pid, thread) {
+            let Ok(stat) = ThreadStat::open(pid, thread) else { return self.settle(shared) };
+            (self.leader, self.leader_stat) = ((pid, thread), Some(stat));
         }
         let Some(Ok(stat)) = self.leader_stat.as_ref().map(ThreadStat::read) else { return self.settle(shared) };
         let class = if self.is_forbidden(shared, now_ns()) { Class::Normal } else { Class::Idle };
@@ -242,7 +243,7 @@ impl Placement {
     /// Back to where the kernel puts it.
     pub fn settle(&mut self, shared: &Shared) -> bool {
         let aside = shared.aside.swap(false, Relaxed);
-        self.leader_stat = None;
+        self.leader = (0, 0);
         if self.followed.take().is_none() && !aside && !shared.idle.load(Relaxed) {
             return false;
         }
