@@ -14,7 +14,7 @@ from mechanics import Program, refused
 from servers import pages_in
 from test_stripes import anew, pool_of, protection, rebuilt
 
-SECONDS = float(os.environ.get("SPILLWAY_TORTURE_SECONDS", "8"))
+SECONDS = float(os.environ.get("SPILLWAY_TORTURE_SECONDS", "10"))
 SLACK_SECONDS = 45
 # README.md: a child just forked has nobody who outlives the pager, and what was mapped while there was none may not be moved as one.
 WITHIN = ["--without", "fork,fork_all,mremap_grow,mremap_shrink,mremap_fixed,mremap_dontunmap"]
@@ -285,5 +285,5 @@ def test_pagers_killed_again_and_again(processes, spillway, servers, torture, po
     assert program.returncode == 0, f"seed {seed}, {len(stalls)} pagers: status {program.returncode}\n{out}\n{err[-6000:]}"
     assert json.loads(out.splitlines()[-1])["pages_verified"] > 10000
     print(f"{len(stalls)} pagers killed, longest without one {max(stalls) * 1e3:.0f} ms, taking over at most {max(took):.0f} ms")
-    assert len(stalls) >= 3
+    assert len(stalls) >= 5
     assert sorted(stalls)[len(stalls) * 3 // 4] < STALL_SECONDS and max(stalls) < STOLEN_SECONDS, stalls
