@@ -162,14 +162,14 @@ static void *writes_and_waits(void *argument) {
     return NULL;
 }
 
-static long field_of(int tid, const char *name, const char *form) {
+static long field_of(int tid, const char *name) {
     char path[64], line[256], value[64];
     snprintf(path, sizeof path, "/proc/self/task/%d/status", tid);
     FILE *file = fopen(path, "r");
     if (!file) fail("%s: %m", path);
     long found = -1;
     while (found < 0 && fgets(line, sizeof line, file)) {
-        if (strncmp(line, name, strlen(name)) == 0 && sscanf(line + strlen(name), form, value) == 1) {
+        if (strncmp(line, name, strlen(name)) == 0 && sscanf(line + strlen(name), " %63s", value) == 1) {
             found = value[0] >= 'A' ? value[0] : atol(value);
         }
     }
@@ -190,14 +190,14 @@ static long wakes_by_reading(int type) {
         char byte;
         struct pollfd written = { pair[0], POLLIN, 0 };
         expect_is(poll(&written, 1, 5000), 1);
-        while (field_of(end.tid, "State:", " %63s") != 'S') pause_ms(1);
+        while (field_of(end.tid, "State:") != 'S') pause_ms(1);
         // It is counted after it can be seen.
         pause_ms(2);
-        long before = field_of(end.tid, "voluntary_ctxt_switches:", " %63s");
+        long before = field_of(end.tid, "voluntary_ctxt_switches:");
         expect_is(read(pair[0], &byte, 1), 1);
         pause_ms(2);
-        while (field_of(end.tid, "State:", " %63s") != 'S') pause_ms(1);
-        wakes += field_of(end.tid, "voluntary_ctxt_switches:", " %63s") > before;
+        while (field_of(end.tid, "State:") != 'S') pause_ms(1);
+        wakes += field_of(end.tid, "voluntary_ctxt_switches:") > before;
         expect_is(write(pair[0], &byte, 1), 1);
     }
     close(pair[0]);

@@ -50,7 +50,7 @@ pub(crate) fn take_over(url: &str, vault: &Vault) -> Result<Box<dyn Inheritance>
 }
 
 fn supply(refill: Refill) -> Result<(), Failure> {
-    start("refill", move || top_up(refill))
+    start("refill", move || refill.run())
 }
 
 fn follow(membership: Membership) -> Result<(), Failure> {
@@ -60,10 +60,4 @@ fn follow(membership: Membership) -> Result<(), Failure> {
 fn start(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
     let failed = |error| Failure::new(FAILED, format!("the pool's thread could not be started: {error}"));
     crate::control::thread(name).spawn(work).map(drop).map_err(failed)
-}
-
-fn top_up(mut refill: Refill) {
-    while refill.top_up() {
-        refill.rest();
-    }
 }

@@ -9,6 +9,8 @@ use crate::units::{Address, PageIndex, TargetId};
 
 /// The most pages that are ever captured at once: what the agent's control pages have room for.
 pub const BATCH_PAGES_MAX: u64 = 256;
+/// A batch is one part in so many of the budget, up to [`BATCH_PAGES_MAX`].
+pub const BATCH_SHARE: u64 = 256;
 
 /// Captured pages that a slow store may leave waiting: beyond that, capturing more would only fill buffers.
 const BACKLOG_PAGES_MAX: u64 = 1024;
@@ -159,7 +161,7 @@ impl Pager {
     /// itself to it.
     pub fn batch_pages(&self) -> u64 {
         let sixteenth = (self.budget_pages() / 16).max(1);
-        (self.budget_pages() / 256).clamp(8, BATCH_PAGES_MAX).min(sixteenth)
+        (self.budget_pages() / BATCH_SHARE).clamp(8, BATCH_PAGES_MAX).min(sixteenth)
     }
 
     /// From now on the pages at `addresses`, and no others of `target`, stay where they are once they are mapped: the kernel

@@ -77,9 +77,8 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// For the calling thread, from now on.
-    pub fn new(enabled: bool) -> Self {
-        let allowed = Cpus::of(0).ok();
+    /// For the calling thread, from now on, which may run on all that are `allowed`.
+    pub fn new(enabled: bool, allowed: Option<Cpus>) -> Self {
         let enabled = enabled && allowed.as_ref().is_some_and(|cpus| cpus.count() > 1);
         Self {
             allowed,

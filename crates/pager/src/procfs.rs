@@ -150,7 +150,7 @@ pub fn parse_stat(text: &str) -> Option<Stat> {
 /// # Errors
 /// When it is gone.
 pub fn stat(pid: i32) -> io::Result<Stat> {
-    read_stat(&format!("/proc/{pid}/stat"))
+    ThreadStat(fs::File::open(format!("/proc/{pid}/stat"))?).read()
 }
 
 /// The state of thread `thread` of `pid`.
@@ -158,10 +158,10 @@ pub fn stat(pid: i32) -> io::Result<Stat> {
 /// # Errors
 /// When it is gone.
 pub fn thread_stat(pid: i32, thread: i32) -> io::Result<Stat> {
-    read_stat(&format!("/proc/{pid}/task/{thread}/stat"))
+    ThreadStat::open(pid, thread)?.read()
 }
 
-/// What tells of one thread, kept open: to be asked often.
+/// What tells of one thread, or of a process, kept open: to be asked often.
 pub struct ThreadStat(fs::File);
 
 impl ThreadStat {
@@ -219,10 +219,6 @@ pub(crate) fn read_short(path: &str) -> io::Result<String> {
     let mut bytes = [0; PAGE_BYTES];
     let count = fs::File::open(path)?.read(&mut bytes)?;
     Ok(String::from_utf8_lossy(&bytes[..count]).into_owned())
-}
-
-fn read_stat(path: &str) -> io::Result<Stat> {
-    parse_stat(&read_short(path)?).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 /// The threads of `pid`.

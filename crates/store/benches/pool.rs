@@ -222,12 +222,8 @@ fn pool(kind: Kind, pages: usize) {
 
 /// Each put by itself, 100,000 a second, while the pool grows from nothing and then has half of its pages replaced.
 fn longest(pages: usize) {
-    let (mut pool, mut refill) = Local::new(Config::default());
-    let background = std::thread::spawn(move || {
-        while refill.top_up() {
-            refill.rest();
-        }
-    });
+    let (mut pool, refill) = Local::new(Config::default());
+    let background = std::thread::spawn(move || refill.run());
     let mut random = Random(2);
     let mut handles = vec![None; pages];
     let mut times = Vec::with_capacity(pages * 3 / 2);

@@ -190,8 +190,7 @@ impl Supply {
     }
 }
 
-/// Keeps a [`crate::Local`] in segments: a background thread owns it and calls [`Refill::top_up`] whenever it was called
-/// ([`Refill::rest`]).
+/// Keeps a [`crate::Local`] in segments: a background thread runs it ([`Refill::run`]).
 ///
 /// Clearing 2 MiB takes 100 us, so let that thread have a low priority: on a busy host it otherwise does so in the middle
 /// of one put in a thousand. When it comes too late, puts only take a few microseconds longer.
@@ -202,10 +201,12 @@ pub struct Refill {
 }
 
 impl Refill {
-    /// Waits until the pool has taken segments, or given some back; for a second at most. Wake-ups cost programs that fault more than
-    /// their CPU time, so there are none while nothing is to be done.
-    pub fn rest(&self) {
-        std::thread::park_timeout(REST);
+    /// Keeps the pool in segments for as long as it is there. Wake-ups cost programs that fault more than their CPU time, so there are
+    /// none while nothing is to be done, but for one a second.
+    pub fn run(mut self) {
+        while self.top_up() {
+            std::thread::park_timeout(REST);
+        }
     }
 
     /// Unmaps segments that were given back and makes new ones ready. Returns whether the pool is still there: the
@@ -261,7 +262,7 @@ mod tests {
         let thread = std::thread::spawn(move || {
             while refill.top_up() {
                 counted.fetch_add(1, Relaxed);
-                refill.rest();
+                std::thread::park_timeout(REST);
             }
         });
         supply.allow(100);
@@ -280,14 +281,10 @@ mod tests {
 
     #[test]
     fn who_rests_is_called_when_segments_are_taken_or_given_back() {
-        let (mut supply, mut refill) = Supply::new(None);
+        let (mut supply, refill) = Supply::new(None);
         let its = Arc::clone(&supply.shared);
         let ready = || its.ready.load(Relaxed);
-        let thread = std::thread::spawn(move || {
-            while refill.top_up() {
-                refill.rest();
-            }
-        });
+        let thread = std::thread::spawn(move || refill.run());
         assert!(soon(|| ready() == READY_MAX as u64));
         for _ in 0..5 {
             let taken: Vec<_> = (0..READY_MAX as u64 - READY_FEW).map(|_| supply.take().unwrap()).collect();

@@ -302,9 +302,7 @@ impl Driver {
                 }
                 let slot = self.targets.get_mut(target.0 as usize).and_then(Option::take);
                 slot.into_iter().flat_map(|target| target.buffers).for_each(|b| self.core.return_buffer(b));
-                if self.targets.iter().all(Option::is_none) {
-                    self.placement.settle(&self.shared);
-                }
+                self.settle_if_alone();
                 let _ = self.reports.send(Request::Report(Report::Buried(target)));
             }
             Command::Reuse { target } => {

@@ -139,7 +139,7 @@ impl Driver {
         if self.placement.may_share_with(self.hands.reader.thread(), &self.shared) {
             self.hands.reader.announce(pages);
         }
-        self.place_agent(at);
+        self.errand_begins(at);
         let Some(target) = &mut self.targets[at] else { return };
         let estate = self.hands.estate.as_ref();
         target.start_capture(again, |id, runs| {
@@ -148,7 +148,6 @@ impl Driver {
                 estate.set_batch(id, Some(Stage::Begun));
             }
         });
-        self.errand_begins(at);
     }
 
     /// A batch brought `captured` pages, and `stuck` would not leave. Faults must not wait for those, and may go past the
@@ -198,7 +197,7 @@ impl Driver {
         false
     }
 
-    /// The agent of this target was sent on an errand.
+    /// The agent of this target was sent on an errand, or is about to be.
     pub(super) fn errand_begins(&mut self, at: usize) {
         self.place_agent(at);
         self.shared.errands_begun.fetch_add(1, Relaxed);

@@ -315,14 +315,26 @@ mod tests {
         behind_the_name.split_whitespace().nth(41 - 3).and_then(|field| field.parse().ok()).expect("a number")
     }
 
+    /// So many pages as are read elsewhere.
+    const COUNT: u32 = 32;
+    const _: () = assert!(COUNT as usize == WORTH_PAGES);
+
+    /// Pages of ours that play staging, and who reads them to where.
+    fn small_batch() -> (Vec<Page>, Buffers, Pager, Reader) {
+        let staged = (1..=COUNT).map(|nth| [u8::try_from(nth).expect("few"); PAGE_BYTES]).collect();
+        let core = Pager::new(Config { budget: Budget::Pages(64), buffers: COUNT, write_batch: 1 });
+        (staged, Buffers::new(COUNT), core, Reader::new(None, Arc::new(Bell::new().expect("an eventfd"))))
+    }
+
+    fn begin(reader: &mut Reader, staged: &[Page], elsewhere: bool, buffers: &mut Buffers) {
+        (0..COUNT).for_each(|buffer| reader.note(None, BufferIndex(buffer)));
+        let (ours, from) = ([std::process::id().cast_signed(), thread_id()], Address(staged.as_ptr().addr() as u64));
+        reader.begin(ours, from, elsewhere, buffers, |_, _| None);
+    }
+
     #[test]
     fn a_batch_is_read_however_it_was_announced() {
-        let staged: Vec<Page> = (0..WORTH_PAGES).map(|nth| [u8::try_from(nth + 1).expect("few"); PAGE_BYTES]).collect();
-        let ours = [std::process::id().cast_signed(), thread_id()];
-        let count = u32::try_from(WORTH_PAGES).expect("few");
-        let (mut buffers, mut core) =
-            (Buffers::new(count), Pager::new(Config { budget: Budget::Pages(64), buffers: count, write_batch: 1 }));
-        let mut reader = Reader::new(None, Arc::new(Bell::new().expect("an eventfd")));
+        let (staged, mut buffers, mut core, mut reader) = small_batch();
         type Announce = fn(&mut Reader);
         let nothing: Announce = |_| {};
         let announced: Announce = |reader| reader.announce(WORTH_PAGES);
@@ -338,15 +350,13 @@ mod tests {
         for elsewhere in [true, false] {
             for (nth, announce) in [nothing, announced, twice, dismissed, late, announced].into_iter().enumerate() {
                 announce(&mut reader);
-                (0..count).for_each(|buffer| reader.note(None, BufferIndex(buffer)));
-                let from = Address(staged.as_ptr().addr() as u64);
-                reader.begin(ours, from, elsewhere, &mut buffers, |_, _| None);
+                begin(&mut reader, &staged, elsewhere, &mut buffers);
                 assert!(reader.finish(true, &mut buffers, &mut core));
-                for (buffer, page) in (0..count).zip(&staged) {
+                for (buffer, page) in (0..COUNT).zip(&staged) {
                     assert!(buffers.page(BufferIndex(buffer)).expect("it is back").0 == page, "{elsewhere} {nth}");
                 }
                 // What was read must not be there already the next time.
-                (1..count).for_each(|buffer| buffers.copy(BufferIndex(0), BufferIndex(buffer)));
+                (1..COUNT).for_each(|buffer| buffers.copy(BufferIndex(0), BufferIndex(buffer)));
             }
         }
     }
@@ -354,20 +364,14 @@ mod tests {
     /// In the idle class it may not be let run for as long as a program computes.
     #[test]
     fn a_batch_that_something_waits_for_is_read_in_the_normal_class() {
-        let staged: Vec<Page> = (0..WORTH_PAGES).map(|nth| [u8::try_from(nth + 1).expect("few"); PAGE_BYTES]).collect();
-        let ours = [std::process::id().cast_signed(), thread_id()];
-        let count = u32::try_from(WORTH_PAGES).expect("few");
-        let (mut buffers, mut core) =
-            (Buffers::new(count), Pager::new(Config { budget: Budget::Pages(64), buffers: count, write_batch: 1 }));
-        let mut reader = Reader::new(None, Arc::new(Bell::new().expect("an eventfd")));
+        let (staged, mut buffers, mut core, mut reader) = small_batch();
         while reader.thread() == 0 {
             std::thread::yield_now();
         }
         let at_first = if idle_class_can_be_left() { libc::SCHED_IDLE } else { libc::SCHED_OTHER };
         assert_eq!((policy(reader.thread()), reader.patience_ns()), (at_first, None));
         for hurried in [true, false] {
-            (0..count).for_each(|buffer| reader.note(None, BufferIndex(buffer)));
-            reader.begin(ours, Address(staged.as_ptr().addr() as u64), true, &mut buffers, |_, _| None);
+            begin(&mut reader, &staged, true, &mut buffers);
             assert!(reader.patience_ns().is_some_and(|left| left <= PATIENCE_NS));
             if hurried {
                 reader.hurry();

@@ -159,9 +159,7 @@ impl Driver {
                 agent
             }));
         }
-        if self.targets.iter().all(Option::is_none) {
-            self.placement.settle(&self.shared);
-        }
+        self.settle_if_alone();
         for agent in &agents {
             // They leave, and nobody looks any more whether they starve.
             let _ = set_class(agent.thread, Class::Normal);

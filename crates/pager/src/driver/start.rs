@@ -69,7 +69,8 @@ impl Driver {
         Wires { commands, bell, reports, shared }: Wires,
     ) -> Self {
         shared.thread.store(thread_id(), Relaxed);
-        if let Ok(cpus) = Cpus::of(0) {
+        let cpus = Cpus::of(0).ok();
+        if let Some(cpus) = cpus {
             let _ = shared.cpus.set(cpus);
         }
         let follow = std::env::var_os("SPILLWAY_PLACEMENT").is_none_or(|value| value != "off");
@@ -86,7 +87,7 @@ impl Driver {
             bell,
             reports,
             shared,
-            placement: Placement::new(follow),
+            placement: Placement::new(follow, cpus),
             place: 1,
             class: Class::Normal,
             polled: Vec::new(),
@@ -166,6 +167,13 @@ impl Driver {
 
     fn agents_class(&self) -> Class {
         if self.shared.idle.load(Relaxed) { Class::Idle } else { Class::Normal }
+    }
+
+    /// Nobody is served any more: back to where the kernel puts this thread.
+    pub(super) fn settle_if_alone(&mut self) {
+        if self.targets.iter().all(Option::is_none) {
+            self.placement.settle(&self.shared);
+        }
     }
 
     /// Places an agent, before or as it is sent on an errand.

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use spillway_core::evict::BATCH_PAGES_MAX;
+use spillway_core::evict::{BATCH_PAGES_MAX, BATCH_SHARE};
 
 use super::Watcher;
 use crate::procfs;
@@ -34,8 +34,6 @@ const TREE_YOUNG_FOR: Duration = Duration::from_millis(500);
 const MAPS_EVERY: Duration = Duration::from_secs(1);
 /// Pages that memory may grow by, unexplained, before mappings are read again: 1 MiB.
 const GROWTH_PAGES: u64 = 256;
-/// A batch of captures is one part in so many of the budget, up to [`BATCH_PAGES_MAX`].
-const BATCH_SHARE: u64 = 256;
 /// What a program can touch in a second, in pages: 8 GiB.
 const TOUCH_PAGES_PER_S: u64 = 1 << 21;
 
