@@ -32,6 +32,9 @@ const WORTH_PAGES: usize = 32;
 /// A batch that takes longer has not been let run: on a CPU of its own it takes a quarter of that.
 const PATIENCE_NS: u64 = 2_000_000;
 
+/// After so many pages that it looked at, 10 us or so, it lets others have the CPU.
+const PAGES_IN_A_ROW: usize = 4;
+
 /// For how long it waits for a batch that was announced: captures take a third of that.
 const ATTENDS_NS: u64 = 1_000_000;
 
@@ -71,7 +74,11 @@ impl Job {
         if agent_is_gone {
             read = self.read_as(procfs::living_thread(self.pid).unwrap_or(self.pid));
         }
-        for item in &mut self.items {
+        for (nth, item) in self.items.iter_mut().enumerate() {
+            if self.elsewhere && nth % PAGES_IN_A_ROW == PAGES_IN_A_ROW - 1 {
+                // A kernel that takes the CPU away between system calls only would not let a program that is woken here run before.
+                std::thread::yield_now();
+            }
             let (page, known) = item.buffer.parts();
             item.bytes = match &read {
                 // They were moved away, and there is no other copy: zeros must not take their place.
