@@ -10,7 +10,8 @@ use super::clock::now_ns;
 use super::fd::checked;
 use crate::procfs;
 
-/// `PTRACE_O_TRACECLONE`: threads it creates are seized too, before their first instruction.
+/// `PTRACE_O_TRACECLONE`: threads it creates are seized too, before their first instruction. Only while it stands still and runs
+/// calls of ours: what the program creates is no business of ours.
 const TRACE_CLONE: usize = 1 << 3;
 /// `PTRACE_O_SUSPEND_SECCOMP`: its seccomp filters do not apply while it is traced. Needs `CAP_SYS_ADMIN`.
 const SUSPEND_SECCOMP: usize = 1 << 21;
@@ -28,6 +29,8 @@ pub type Registers = libc::user_regs_struct;
 #[derive(Debug)]
 pub struct Seized {
     thread: i32,
+    /// `PTRACE_O_…`, while it is not stopped.
+    options: usize,
     stopped: bool,
     /// It has ended, and its end was taken note of.
     reaped: bool,
@@ -71,9 +74,9 @@ impl Seized {
     /// # Errors
     /// EPERM without rights over it or when someone else traces it, ESRCH when it is gone.
     pub fn new(thread: i32, suspend_seccomp: bool) -> io::Result<Self> {
-        let options = TRACE_CLONE | if suspend_seccomp { SUSPEND_SECCOMP } else { 0 };
+        let options = if suspend_seccomp { SUSPEND_SECCOMP } else { 0 };
         request(libc::PTRACE_SEIZE, thread, 0, options)?;
-        Ok(Self { thread, stopped: false, reaped: false })
+        Ok(Self { thread, options, stopped: false, reaped: false })
     }
 
     /// Its thread id.
@@ -95,8 +98,13 @@ impl Seized {
     /// When it ended or did not stop in time.
     pub fn stop_within(&mut self, deadline_ns: u64) -> Result<(), CallError> {
         request(libc::PTRACE_INTERRUPT, self.thread, 0, 0)?;
-        self.wait_stop(Some(now_ns() + deadline_ns))?;
-        Ok(())
+        let until_ns = now_ns() + deadline_ns;
+        // A signal may have been on its way to the program; we are only to be told of it.
+        while let (0, signal) = self.wait_stop(Some(until_ns))? {
+            self.stopped = false;
+            request(libc::PTRACE_CONT, self.thread, 0, usize::try_from(signal).unwrap_or(0))?;
+        }
+        Ok(request(libc::PTRACE_SETOPTIONS, self.thread, 0, self.options | TRACE_CLONE)?)
     }
 
     /// Waits for its next stop; returns the ptrace event in it (zero for a plain trap) and its signal.
@@ -215,7 +223,7 @@ impl Seized {
                     let mut thread = 0_u64;
                     request(libc::PTRACE_GETEVENTMSG, self.thread, 0, &raw mut thread as usize)?;
                     let thread = i32::try_from(thread).map_err(|_| CallError::Ended)?;
-                    created = Some(Self { thread, stopped: false, reaped: false });
+                    created = Some(Self { thread, options: self.options, stopped: false, reaped: false });
                 }
                 // The process was stopped as a whole; the step has not happened yet.
                 (EVENT_STOP, _) => {}
@@ -311,6 +319,7 @@ fn is_let_go(thread: i32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering::Relaxed};
     use std::time::Duration;
 
     /// A process that cannot stop for `busy_ms`: it waits in the kernel for its child to end, as after vfork(2).
@@ -353,6 +362,126 @@ mod tests {
             libc::waitpid(pid, std::ptr::null_mut(), 0);
         }
         assert_eq!((tracer_was_gone(until_ns), state.ok()), (true, Some(b'S')));
+    }
+
+    /// What a program and this test both see: how often it has done what it does.
+    fn shared_counter() -> &'static AtomicU64 {
+        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping, which is never unmapped; zeros are an atomic.
+        unsafe {
+            let page = libc::mmap(std::ptr::null_mut(), 4096, protection, flags, -1, 0);
+            assert_ne!(page, libc::MAP_FAILED);
+            &*page.cast::<AtomicU64>()
+        }
+    }
+
+    /// A program; killed when this is dropped.
+    struct Program(i32);
+
+    impl Program {
+        /// One that runs `work`, which only makes system calls and counts.
+        fn run(work: impl FnOnce()) -> Self {
+            // SAFETY: the child has memory of its own, and allocates nothing.
+            let pid = unsafe { libc::fork() };
+            if pid == 0 {
+                work();
+                // SAFETY: ends the child.
+                unsafe { libc::_exit(0) };
+            }
+            assert!(pid > 0, "no process");
+            Self(pid)
+        }
+
+        /// Seizes it, lets it go on for a moment as adoption does, stops it, and lets it go.
+        fn seize_and_let_go(&self) {
+            let mut seized = Seized::new(self.0, false).expect("a child of ours");
+            std::thread::sleep(Duration::from_micros(100));
+            seized.stop().expect("it runs");
+        }
+    }
+
+    impl Drop for Program {
+        fn drop(&mut self) {
+            // SAFETY: no pointers; the process is our child.
+            unsafe { libc::kill(self.0, libc::SIGKILL) };
+            // Where a thread of it is still seized, it never ends.
+            // SAFETY: a null pointer is none.
+            comes_true(|| unsafe { libc::waitpid(self.0, std::ptr::null_mut(), libc::WNOHANG) } != 0);
+        }
+    }
+
+    fn comes_true(what: impl Fn() -> bool) -> bool {
+        let until_ns = now_ns() + 5_000_000_000;
+        while !what() && now_ns() < until_ns {
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        what()
+    }
+
+    /// A thread that a program was just making when it was adopted never ran, and the program never ended.
+    #[test]
+    fn a_thread_that_is_made_while_its_maker_is_seized_runs() {
+        static mut STACK: [u128; 4096] = [0; 4096];
+        static LIVES: AtomicI32 = AtomicI32::new(0);
+        extern "C" fn end(_: *mut libc::c_void) -> i32 {
+            0
+        }
+        let made = shared_counter();
+        let shared = libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_SIGHAND | libc::CLONE_THREAD;
+        let (none, flags) = (std::ptr::null_mut::<libc::c_void>(), shared | libc::CLONE_CHILD_CLEARTID);
+        let program = Program::run(|| {
+            loop {
+                LIVES.store(1, Relaxed);
+                // SAFETY: the thread only ends, which the kernel tells, and the next is made then: the stack is nobody else's.
+                unsafe { libc::clone(end, (&raw mut STACK).add(1).cast(), flags, none, none, none, LIVES.as_ptr()) };
+                while LIVES.load(Relaxed) != 0 {
+                    std::hint::spin_loop();
+                }
+                made.fetch_add(1, Relaxed);
+            }
+        });
+        for round in 0..200 {
+            program.seize_and_let_go();
+            let before = made.load(Relaxed);
+            assert!(comes_true(|| made.load(Relaxed) > before + 1), "after {round} rounds");
+        }
+    }
+
+    #[test]
+    fn a_signal_on_its_way_to_who_is_seized_arrives() {
+        const SENT: u64 = 20_000;
+        static HEARD: AtomicPtr<AtomicU64> = AtomicPtr::new(std::ptr::null_mut());
+        extern "C" fn hear(_: i32) {
+            // SAFETY: set before the handler is, to a counter that lives for ever.
+            unsafe { &*HEARD.load(Relaxed) }.fetch_add(1, Relaxed);
+        }
+        let heard = shared_counter();
+        let is_ready = shared_counter();
+        HEARD.store(std::ptr::from_ref(heard).cast_mut(), Relaxed);
+        let program = Program::run(|| {
+            let handler: extern "C" fn(i32) = hear;
+            // SAFETY: the handler only counts.
+            unsafe { libc::signal(libc::SIGRTMIN(), handler as libc::sighandler_t) };
+            is_ready.store(1, Relaxed);
+            loop {
+                std::hint::spin_loop();
+            }
+        });
+        assert!(comes_true(|| is_ready.load(Relaxed) == 1));
+        let pid = program.0;
+        // Signals of this kind are queued: none stands for two.
+        let sender = std::thread::spawn(move || {
+            for _ in 0..SENT {
+                // SAFETY: no pointers.
+                assert_eq!(unsafe { libc::kill(pid, libc::SIGRTMIN()) }, 0);
+                std::thread::sleep(Duration::from_micros(5));
+            }
+        });
+        while !sender.is_finished() {
+            program.seize_and_let_go();
+        }
+        sender.join().expect("all were sent");
+        assert!(comes_true(|| heard.load(Relaxed) == SENT), "{} of {SENT}", heard.load(Relaxed));
     }
 
     fn tracer_was_gone(until_ns: u64) -> bool {
