@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import random
 import resource
 import signal
 import struct
@@ -82,6 +83,29 @@ def test_again_and_again(spillway, target):
         let_go(attached)
         assert traits(target.pid) == before
     target.unharmed()
+
+
+@pytest.mark.limit(60)
+@pytest.mark.parametrize("what", ["threads", "signals", "children", "spawns", "execs"])
+def test_a_program_that_never_stands_still_misses_nothing(processes, spillway, build, what):
+    """Threads that it was making when it was adopted never ran, which ended it, and signals that came meanwhile were lost."""
+    program = Program(processes, [build("lively"), what])
+    assert program.line() == "ready"
+    chance, statuses = random.Random(14), []
+    for _ in range(12):
+        pager = processes.start([spillway.path, "attach", "--no-daemon", program.pid, "--local", "4M"], stderr=subprocess.PIPE)
+        time.sleep(chance.uniform(0.03, 0.2))
+        pager.send_signal(signal.SIGINT)
+        told = pager.communicate(timeout=20)[1].decode()
+        statuses.append(pager.returncode)
+        # Another program by now, perhaps.
+        assert pager.returncode == 0 or (what == "execs" and pager.returncode == 2), told
+        assert program.process.poll() is None, (program.process.returncode, program.err)
+    assert statuses.count(0) >= 4, statuses
+    program.process.stdin.close()
+    done, wrong = map(int, program.line().split())
+    assert (program.process.wait(20), wrong) == (0, 0), (done, wrong, program.err)
+    assert done > 20
 
 
 def test_pause_of_the_adopted_thread(processes, spillway, build):
