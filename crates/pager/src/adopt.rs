@@ -30,7 +30,7 @@ use crate::restart;
 use crate::sys::agent::{BATCH_PAGES, CODE_BYTES, CONTROL_BYTES, Layout, Memory};
 use crate::sys::clock::now_ns;
 use crate::sys::process;
-use crate::sys::ptrace::{CallError, Registers, STOP_DEADLINE_NS, Seized};
+use crate::sys::ptrace::{ALL_BUT_TRAPS, CallError, Registers, STOP_DEADLINE_NS, Seized, let_go_of_strays};
 use crate::sys::sched::Hurried;
 use crate::sys::uffd::Uffd;
 
@@ -114,6 +114,20 @@ pub fn adopt(
     vault: Option<BorrowedFd<'_>>,
     while_stopped: impl FnOnce(),
 ) -> Result<(Agent, Option<Uffd>), Error> {
+    let adopted = put_agent(pid, given, kill_on_death, vault, while_stopped);
+    if adopted.is_err() {
+        let_go_of_strays(pid);
+    }
+    adopted
+}
+
+fn put_agent(
+    pid: i32,
+    given: Given<'_>,
+    kill_on_death: bool,
+    vault: Option<BorrowedFd<'_>>,
+    while_stopped: impl FnOnce(),
+) -> Result<(Agent, Option<Uffd>), Error> {
     examine(pid)?;
     let thread = quiet_thread(pid)?;
     let filtered = procfs::status_field(thread, "Seccomp").is_some_and(|mode| mode != "0");
@@ -123,11 +137,14 @@ pub fn adopt(
         return Err(Error::Seccomp(pid));
     }
     let instruction = syscall_instruction(pid, thread)?;
-    let mut first = Seized::new(thread, seccomp).map_err(|error| match error.raw_os_error() {
+    let mut first = Seized::new(thread).map_err(|error| match error.raw_os_error() {
         Some(libc::ESRCH) => Error::NoSuchProcess(pid),
         _ => Error::NoPermission(pid),
     })?;
     let explain = |error| explain(pid, error);
+    if seccomp {
+        first.exempt();
+    }
 
     let slept_ns = restart::asleep_ns(pid, thread);
     // On a busy machine each step of ours would wait for a turn of the target's, and the other way round.
@@ -147,11 +164,11 @@ pub fn adopt(
         return Err(Error::Not64Bit(pid));
     }
     let mask = first.signal_mask().map_err(explain)?;
-    first.set_signal_mask(u64::MAX).map_err(explain)?;
+    first.set_signal_mask(ALL_BUT_TRAPS).map_err(explain)?;
     let begun = begin(&mut first, &saved, instruction);
     while_stopped();
     let spare = begun.as_ref().ok().map(|(staging, _)| staging.plus_pages(BATCH_PAGES as u64).plus_bytes(SPARE_OFFSET));
-    restart::repeat(thread, &mut saved, slept_ns, spare);
+    restart::repeat(thread, &mut saved, mask, slept_ns, spare);
     // The thread is put back exactly as it was, whatever happened.
     first.set_registers(&saved).and_then(|()| first.set_signal_mask(mask)).map_err(explain)?;
     drop(first);

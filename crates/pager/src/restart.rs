@@ -23,6 +23,8 @@ enum TimeOut {
     FourthArgument,
     /// A `struct timespec` at the third argument.
     ThirdArgument,
+    /// A `struct timespec` at the fifth argument.
+    FifthArgument,
 }
 
 fn time_out(call: i64) -> Option<TimeOut> {
@@ -30,6 +32,7 @@ fn time_out(call: i64) -> Option<TimeOut> {
         libc::SYS_epoll_wait | libc::SYS_epoll_pwait => Some(TimeOut::Milliseconds),
         libc::SYS_epoll_pwait2 | libc::SYS_semtimedop => Some(TimeOut::FourthArgument),
         libc::SYS_rt_sigtimedwait => Some(TimeOut::ThirdArgument),
+        libc::SYS_io_getevents => Some(TimeOut::FifthArgument),
         libc::SYS_semop
         | libc::SYS_io_uring_enter
         | libc::SYS_recvfrom
@@ -40,8 +43,11 @@ fn time_out(call: i64) -> Option<TimeOut> {
         | libc::SYS_accept
         | libc::SYS_accept4
         | libc::SYS_connect
+        | libc::SYS_sendmmsg
         | libc::SYS_read
-        | libc::SYS_write => Some(TimeOut::None),
+        | libc::SYS_readv
+        | libc::SYS_write
+        | libc::SYS_writev => Some(TimeOut::None),
         _ => None,
     }
 }
@@ -70,27 +76,33 @@ pub fn asleep_ns(pid: i32, thread: i32) -> u64 {
     }
 }
 
-/// Makes `registers`, of `thread` as it was just stopped, repeat a call that the stop broke off. `slept_ns` is how
-/// long the thread had slept. `spare` is memory of ours in the target, for a `struct timespec`.
-pub fn repeat(thread: i32, registers: &mut Registers, slept_ns: u64, spare: Option<Address>) {
+/// Makes `registers`, of `thread` as it was just stopped, repeat a call that the stop broke off. `mask` is what it has blocked,
+/// `slept_ns` how long it had slept. `spare` is memory of ours in the target, for a `struct timespec`.
+pub fn repeat(thread: i32, registers: &mut Registers, mask: u64, slept_ns: u64, spare: Option<Address>) {
     let broken_off = registers.rax.cast_signed() == -i64::from(libc::EINTR);
     let call = registers.orig_rax.cast_signed();
     let Some(time_out) = (broken_off && call >= 0).then(|| time_out(call)).flatten() else { return };
-    if has_signal(thread) {
+    if has_signal(thread, mask) {
         // The program's own signal broke it off, or will: that it does see.
         return;
     }
-    match time_out {
-        TimeOut::None => {}
+    let shortened = match time_out {
+        TimeOut::None => true,
         TimeOut::Milliseconds => {
             let left = i32::from_ne_bytes(low_half(registers.r10));
             if left > 0 {
                 let slept_ms = i32::try_from(slept_ns / 1_000_000).unwrap_or(i32::MAX);
                 registers.r10 = u64::from(left.saturating_sub(slept_ms).max(0).cast_unsigned());
             }
+            true
         }
-        TimeOut::FourthArgument => shorten(thread, &mut registers.r10, slept_ns, spare),
         TimeOut::ThirdArgument => shorten(thread, &mut registers.rdx, slept_ns, spare),
+        TimeOut::FourthArgument => shorten(thread, &mut registers.r10, slept_ns, spare),
+        TimeOut::FifthArgument => shorten(thread, &mut registers.r8, slept_ns, spare),
+    };
+    if !shortened {
+        // That it was interrupted is true, at least.
+        return;
     }
     // The two bytes of `syscall`, once more.
     registers.rip -= 2;
@@ -99,12 +111,13 @@ pub fn repeat(thread: i32, registers: &mut Registers, slept_ns: u64, spare: Opti
     registers.orig_rax = u64::MAX;
 }
 
-/// Lets `argument` point at a copy of its time-out, less what has passed.
-fn shorten(thread: i32, argument: &mut u64, slept_ns: u64, spare: Option<Address>) {
-    let Some(spare) = spare.filter(|_| *argument != 0) else { return };
+/// Lets `argument` point at a copy of its time-out, less what has passed. False where it cannot be told any more: it points at the copy
+/// that an earlier adoption made, whose memory is gone, or is this one's.
+fn shorten(thread: i32, argument: &mut u64, slept_ns: u64, spare: Option<Address>) -> bool {
+    let Some(spare) = spare.filter(|_| *argument != 0) else { return true };
     let mut time = [0_u8; 16];
-    if process::read_memory(thread, Address(*argument), &mut time).is_err() {
-        return;
+    if *argument == spare.0 || process::read_memory(thread, Address(*argument), &mut time).is_err() {
+        return false;
     }
     let [a, b] = [&time[..8], &time[8..]].map(|half| u64::from_ne_bytes(half.try_into().expect("eight bytes")));
     let left = a.saturating_mul(1_000_000_000).saturating_add(b).saturating_sub(slept_ns);
@@ -113,11 +126,12 @@ fn shorten(thread: i32, argument: &mut u64, slept_ns: u64, spare: Option<Address
     if process::write_memory(thread, spare, &image).is_ok() {
         *argument = spare.0;
     }
+    true
 }
 
-fn has_signal(thread: i32) -> bool {
+fn has_signal(thread: i32, mask: u64) -> bool {
     let set = |name| procfs::status_field(thread, name).and_then(|set| u64::from_str_radix(&set, 16).ok()).unwrap_or(0);
-    (set("SigPnd") | set("ShdPnd")) & !set("SigBlk") != 0
+    (set("SigPnd") | set("ShdPnd")) & !mask != 0
 }
 
 fn low_half(register: u64) -> [u8; 4] {
@@ -168,10 +182,10 @@ mod tests {
     #[test]
     fn a_broken_epoll_wait_is_made_again_for_the_rest_of_its_time() {
         let mut registers = stopped_in(libc::SYS_epoll_wait, -4);
-        repeat(own_thread(), &mut registers, 300_000_000, None);
+        repeat(own_thread(), &mut registers, 0, 300_000_000, None);
         assert_eq!((registers.rip, registers.rax, registers.r10), (0x1000, 232, 700));
         let mut late = stopped_in(libc::SYS_epoll_wait, -4);
-        repeat(own_thread(), &mut late, 5_000_000_000, None);
+        repeat(own_thread(), &mut late, 0, 5_000_000_000, None);
         assert_eq!(late.r10, 0);
     }
 
@@ -179,7 +193,7 @@ mod tests {
     fn calls_that_the_kernel_restarts_are_left_to_it() {
         for (call, result) in [(libc::SYS_clock_nanosleep, -516), (libc::SYS_epoll_wait, 3), (libc::SYS_pause, -4)] {
             let mut registers = stopped_in(call, result);
-            repeat(own_thread(), &mut registers, 0, None);
+            repeat(own_thread(), &mut registers, 0, 0, None);
             assert_eq!(registers.rip, 0x1002);
         }
     }

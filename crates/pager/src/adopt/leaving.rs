@@ -3,7 +3,7 @@
 use super::{Agent, explain, pieces, syscall_instruction};
 use crate::error::Error;
 use crate::procfs;
-use crate::sys::ptrace::{CallError, Seized};
+use crate::sys::ptrace::{ALL_BUT_TRAPS, CallError, Seized};
 use crate::target::mark_again;
 
 /// Ends the agent `thread` of `pid` if none of the process's own threads is left: where those end one by one (`exit`, and
@@ -20,9 +20,9 @@ pub fn end_agent_left_alone(pid: i32, thread: i32, seized: &mut Option<Seized>) 
     let explain = |error| explain(pid, error);
     let mut seized = match seized.take() {
         Some(seized) => seized,
-        None => Seized::new(thread, false).map_err(|error| explain(error.into()))?,
+        None => Seized::new(thread).map_err(|error| explain(error.into()))?,
     };
-    seized.stop().map_err(explain)?;
+    seized.stop().and_then(|()| seized.set_signal_mask(ALL_BUT_TRAPS)).map_err(explain)?;
     let registers = seized.registers().map_err(explain)?;
     let instruction = syscall_instruction(thread, thread)?;
     seized.exit(&registers, instruction, first.exit_status).map_err(explain)
@@ -38,9 +38,9 @@ impl Agent {
         let explain = |error| explain(pid, error);
         let mut seized = match self.seized {
             Some(seized) => seized,
-            None => Seized::new(self.thread, false).map_err(|error| explain(error.into()))?,
+            None => Seized::new(self.thread).map_err(|error| explain(error.into()))?,
         };
-        seized.stop().map_err(explain)?;
+        seized.stop().and_then(|()| seized.set_signal_mask(ALL_BUT_TRAPS)).map_err(explain)?;
         let registers = seized.registers().map_err(explain)?;
         if let Some(marked) = &self.unmerges {
             let what = u64::from(libc::PR_SET_MEMORY_MERGE.unsigned_abs());

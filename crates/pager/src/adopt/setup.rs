@@ -10,14 +10,16 @@ use crate::error::Error;
 use crate::sys::agent::{BATCH_PAGES, CODE_BYTES, CONTROL_BYTES, Layout, Memory};
 use crate::sys::fd::{Rights, send_fd};
 use crate::sys::process;
-use crate::sys::ptrace::{CallError, Registers, Seized};
-use crate::sys::sched::{Class, set_class};
+use crate::sys::ptrace::{ALL_SIGNALS, CallError, Registers, Seized};
+use crate::sys::sched::{Class, Hurried, set_class};
 use crate::sys::uffd::{self, Uffd};
 
 /// The helper at work.
 pub(super) struct Setup {
     pid: i32,
     helper: Seized,
+    /// As long as it is at work.
+    _hurried: Option<Hurried>,
     registers: Registers,
     instruction: u64,
     staging: Address,
@@ -30,7 +32,8 @@ impl Setup {
     pub(super) fn new(pid: i32, mut helper: Seized, instruction: u64, staging: Address) -> Result<Self, CallError> {
         helper.await_first_stop()?;
         let registers = helper.registers()?;
-        Ok(Self { pid, helper, registers, instruction, staging, open: Vec::new() })
+        let hurried = Hurried::new(helper.thread());
+        Ok(Self { pid, helper, _hurried: hurried, registers, instruction, staging, open: Vec::new() })
     }
 
     pub(super) fn run(
@@ -168,9 +171,8 @@ impl Setup {
         start.r15 = layout.control.0;
         start.r14 = bits(socket);
         start.r13 = u64::from(kill_on_death);
-        // It inherited the haste of the thread that it came from.
         let _ = set_class(agent.thread(), Class::Normal);
-        agent.set_registers(&start).map_err(explain)
+        agent.set_signal_mask(ALL_SIGNALS).and_then(|()| agent.set_registers(&start)).map_err(explain)
     }
 
     /// A new userfaultfd for the target. `/dev/userfaultfd`, opened with our rights and handed over, works whatever the

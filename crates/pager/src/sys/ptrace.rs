@@ -22,6 +22,12 @@ const EVENT_STOP: i32 = 128;
 /// a few microseconds.
 pub const STOP_DEADLINE_NS: u64 = 2_000_000_000;
 
+/// All signals, as far as they can be blocked.
+pub const ALL_SIGNALS: u64 = u64::MAX;
+/// What to block in a thread that runs calls of ours: all but SIGTRAP. The end of a step raises it, and where it is blocked, the kernel
+/// takes the program's handler for it away (`force_sig_info_to_task`).
+pub const ALL_BUT_TRAPS: u64 = ALL_SIGNALS & !(1 << (libc::SIGTRAP - 1));
+
 /// Registers of a thread.
 pub type Registers = libc::user_regs_struct;
 
@@ -73,10 +79,26 @@ impl Seized {
     ///
     /// # Errors
     /// EPERM without rights over it or when someone else traces it, ESRCH when it is gone.
-    pub fn new(thread: i32, suspend_seccomp: bool) -> io::Result<Self> {
-        let options = if suspend_seccomp { SUSPEND_SECCOMP } else { 0 };
+    pub fn new(thread: i32) -> io::Result<Self> {
+        Self::with(thread, 0)
+    }
+
+    /// The same of a thread of ours, to which seccomp filters do not apply from now on.
+    ///
+    /// # Errors
+    /// As [`Seized::new`], and EPERM without `CAP_SYS_ADMIN`.
+    pub fn unfiltered(thread: i32) -> io::Result<Self> {
+        Self::with(thread, SUSPEND_SECCOMP)
+    }
+
+    fn with(thread: i32, options: usize) -> io::Result<Self> {
         request(libc::PTRACE_SEIZE, thread, 0, options)?;
         Ok(Self { thread, options, stopped: false, reaped: false })
+    }
+
+    /// Seccomp filters are not to apply to calls of ours: to a thread of the program, from its stop on.
+    pub fn exempt(&mut self) {
+        self.options |= SUSPEND_SECCOMP;
     }
 
     /// Its thread id.
@@ -150,7 +172,7 @@ impl Seized {
         match unsafe { libc::waitpid(self.thread, &raw mut status, libc::__WALL | libc::WNOHANG) } {
             0 => true,
             -1 => false,
-            _ if libc::WIFSTOPPED(status) => request(libc::PTRACE_CONT, self.thread, 0, 0).is_ok(),
+            _ if libc::WIFSTOPPED(status) => request(libc::PTRACE_CONT, self.thread, 0, signal_of(status)).is_ok(),
             _ => {
                 self.reaped = true;
                 false
@@ -301,6 +323,14 @@ pub fn let_go_of_left() {
     LEFT.with_borrow_mut(|left| left.retain(|&thread| !is_let_go(thread)));
 }
 
+/// Lets go of threads of `pid`, which is ending, that are seized without our knowledge: one that is killed in the very call that creates
+/// another does not tell of it, and until the other's end is taken note of, the process cannot end.
+pub fn let_go_of_strays(pid: i32) {
+    let strays =
+        procfs::threads(pid).unwrap_or_default().into_iter().filter(|&thread| thread != pid && !is_let_go(thread));
+    LEFT.with_borrow_mut(|left| left.extend(strays));
+}
+
 /// Lets go of a seized thread if it has stopped; true when it is not ours any more, or has ended.
 fn is_let_go(thread: i32) -> bool {
     let mut status = 0;
@@ -308,12 +338,14 @@ fn is_let_go(thread: i32) -> bool {
     match unsafe { libc::waitpid(thread, &raw mut status, libc::__WALL | libc::WNOHANG) } {
         0 => false,
         _ if !libc::WIFSTOPPED(status) => true,
-        _ => {
-            // A signal that was on its way is delivered.
-            let signal = if status >> 16 == 0 { libc::WSTOPSIG(status) } else { 0 };
-            request(libc::PTRACE_DETACH, thread, 0, usize::try_from(signal).unwrap_or(0)).is_ok()
-        }
+        _ => request(libc::PTRACE_DETACH, thread, 0, signal_of(status)).is_ok(),
     }
+}
+
+/// The signal that was on its way when a thread stopped, which is to be delivered; 0 where it stopped for another reason.
+fn signal_of(status: i32) -> usize {
+    let signal = if status >> 16 == 0 { libc::WSTOPSIG(status) } else { 0 };
+    usize::try_from(signal).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -345,7 +377,7 @@ mod tests {
     fn a_thread_that_stops_too_late_is_let_go_when_it_does() {
         let pid = unstoppable(600);
         std::thread::sleep(Duration::from_millis(50));
-        let mut seized = Seized::new(pid, false).expect("a child of ours");
+        let mut seized = Seized::new(pid).expect("a child of ours");
         assert!(matches!(seized.stop_within(20_000_000), Err(CallError::Stuck)));
         drop(seized);
         let tracer = || procfs::status_field(pid, "TracerPid");
@@ -394,7 +426,7 @@ mod tests {
 
         /// Seizes it, lets it go on for a moment as adoption does, stops it, and lets it go.
         fn seize_and_let_go(&self) {
-            let mut seized = Seized::new(self.0, false).expect("a child of ours");
+            let mut seized = Seized::new(self.0).expect("a child of ours");
             std::thread::sleep(Duration::from_micros(100));
             seized.stop().expect("it runs");
         }
@@ -444,6 +476,47 @@ mod tests {
             program.seize_and_let_go();
             let before = made.load(Relaxed);
             assert!(comes_true(|| made.load(Relaxed) > before + 1), "after {round} rounds");
+        }
+    }
+
+    /// Where a thread of ours was killed as it made another, nobody knew of that one, and `spillway run` waited for ever.
+    #[test]
+    fn a_program_that_is_killed_while_a_thread_is_made_in_it_ends() {
+        let code = (libc::syscall as *const u8).cast::<[u8; 2]>();
+        // SAFETY: code of libc's; a system call is within the few instructions of this function.
+        let at =
+            (0..64).find(|&at| unsafe { code.byte_add(at).read_unaligned() } == [0x0f, 0x05]).expect("a system call");
+        let instruction = (code.addr() + at) as u64;
+        let shared = libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_SIGHAND | libc::CLONE_THREAD;
+        for round in 0..300 {
+            let program = Program::run(|| {
+                loop {
+                    std::hint::spin_loop();
+                }
+            });
+            let pid = program.0;
+            let mut seized = Seized::new(pid).expect("a child of ours");
+            seized.stop().expect("it runs");
+            let registers = seized.registers().expect("it has stopped");
+            let killer = std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_micros(round % 100));
+                // SAFETY: no pointers.
+                unsafe { libc::kill(pid, libc::SIGKILL) };
+            });
+            let arguments = [u64::from(shared.cast_unsigned()), 0, 0, 0, 0, 0];
+            drop(seized.call(&registers, instruction, libc::SYS_clone, arguments));
+            drop(seized);
+            killer.join().expect("it has killed it");
+            let_go_of_strays(pid);
+            // SAFETY: a null pointer is none.
+            let ended = || unsafe { libc::waitpid(pid, std::ptr::null_mut(), libc::WNOHANG) } != 0;
+            assert!(
+                comes_true(|| {
+                    let_go_of_left();
+                    ended()
+                }),
+                "in round {round}"
+            );
         }
     }
 

@@ -99,8 +99,10 @@ impl Hurried {
             return None;
         }
         let parameter = libc::sched_param { sched_priority: 1 };
+        // Not those that it creates meanwhile: nobody would give them back what they should have.
+        let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
         // SAFETY: `parameter` outlives the call.
-        checked(unsafe { libc::sched_setscheduler(thread, libc::SCHED_FIFO, &raw const parameter) }.into()).ok()?;
+        checked(unsafe { libc::sched_setscheduler(thread, policy, &raw const parameter) }.into()).ok()?;
         Some(Self { thread, before })
     }
 }

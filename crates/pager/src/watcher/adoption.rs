@@ -188,7 +188,7 @@ impl Watcher {
         process.target = Some(target);
         process.pagemap = Pagemap::open(pid).ok();
         process.staging = Some(staging);
-        process.seized = adopt::keeps_seized().then(|| Seized::new(agent, true).ok()).flatten();
+        process.seized = adopt::keeps_seized().then(|| Seized::unfiltered(agent).ok()).flatten();
         process.agent = agent;
         process.read_at = None;
         self.uffds.push((target, uffd));

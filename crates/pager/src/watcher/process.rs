@@ -82,7 +82,7 @@ impl Process {
                 self.seized = None;
             }
             (None, false) if self.tracer_at.is_some() && adopt::keeps_seized() => {
-                self.seized = Seized::new(self.agent, true).ok();
+                self.seized = Seized::unfiltered(self.agent).ok();
             }
             _ => {}
         }
