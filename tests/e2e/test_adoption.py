@@ -8,6 +8,7 @@ import resource
 import signal
 import struct
 import subprocess
+import sys
 import time
 
 import pytest
@@ -83,6 +84,28 @@ def test_again_and_again(spillway, target):
         let_go(attached)
         assert traits(target.pid) == before
     target.unharmed()
+
+
+MANY_CHILDREN = """
+import hashlib, os, sys, time
+memory = bytearray(os.urandom(1 << 20) * 24)
+right = hashlib.blake2b(memory).digest()
+children = []
+for _ in range(16):
+    child = os.fork()
+    if child == 0:
+        time.sleep(1)
+        os._exit(hashlib.blake2b(memory).digest() != right)
+    children.append(child)
+sys.exit(any(os.waitpid(child, 0)[1] for child in children) or hashlib.blake2b(memory).digest() != right)
+"""
+
+
+def test_a_pager_without_descriptors_to_spare_ends_nobody(spillway):
+    """Nothing of a process can be read then, which was taken for its end."""
+    few = (56, 56)
+    ended = spillway.run([sys.executable, "-c", MANY_CHILDREN], "12M", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, few))
+    assert ended.status == 0, ended.err
 
 
 @pytest.mark.limit(60)

@@ -23,7 +23,7 @@ use crate::merging::{self, Merged};
 use crate::remains::Remains;
 use crate::shared::Shared;
 use crate::sys::fd::Bell;
-use crate::sys::sched::lock_memory;
+use crate::sys::sched::{lock_memory, raise_descriptor_limit};
 use crate::tally::{Tally, Trees};
 use crate::watcher::{Departure, Inherited, Request, Watcher};
 use crate::{Choice, LOCAL_FLOOR_BYTES, LastingPool, Local, OnPagerDeath, Options, Snapshot, procfs};
@@ -173,6 +173,7 @@ impl Pager {
         let system = |what| move |error| Error::System { what, error };
         // Without the right to lock memory the pager still works, and `doctor` says what that costs.
         let _ = lock_memory();
+        let _ = raise_descriptor_limit();
         let bell = Arc::new(Bell::new().map_err(system("making an event descriptor"))?);
         let shared = Arc::new(Shared::default());
         let managed = Arc::new(Mutex::new(Vec::new()));

@@ -187,17 +187,28 @@ impl ThreadStat {
 /// A thread of `pid` that has not ended, and is not an agent of ours; none when all have. It has a directory of its own in
 /// `/proc`. That of the process is about its first thread: a process may outlive that (`pthread_exit`), and from then on
 /// nothing there tells of memory or descriptors.
+///
+/// Where the kernel cannot be asked, the process lives, for all we know.
 pub fn living_thread(pid: i32) -> Option<i32> {
     if is_alive(stat(pid)) {
         return Some(pid);
     }
-    let mut threads = threads(pid).unwrap_or_default().into_iter();
+    let mut threads = match threads(pid) {
+        Err(error) if is_for_want_of(&error) => vec![pid],
+        threads => threads.unwrap_or_default(),
+    }
+    .into_iter();
     threads.find(|&thread| is_alive(thread_stat(pid, thread)) && !is_agent(pid, thread))
 }
 
-/// Whether a process's first thread, or a thread, has not ended.
+/// Whether a process's first thread, or a thread, has not ended, as far as can be told.
 pub fn is_alive(stat: io::Result<Stat>) -> bool {
-    stat.is_ok_and(|stat| !matches!(stat.state, b'Z' | b'X'))
+    stat.map_or_else(|error| is_for_want_of(&error), |stat| !matches!(stat.state, b'Z' | b'X'))
+}
+
+/// Whether we could not ask, for want of descriptors or memory of our own: that says nothing of who was asked about.
+pub fn is_for_want_of(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
 }
 
 /// Whether `thread` of `pid` is an agent, of whichever pager.

@@ -174,6 +174,20 @@ impl Cpus {
     }
 }
 
+/// Lets this process have as many descriptors as it may: each target takes seven.
+///
+/// # Errors
+/// As the kernel says.
+pub fn raise_descriptor_limit() -> io::Result<()> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the structure is writable.
+    checked(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }.into())?;
+    limit.rlim_cur = limit.rlim_max;
+    // SAFETY: the structure outlives the call.
+    checked(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }.into())?;
+    Ok(())
+}
+
 /// Keeps this process's memory, present and future, in DRAM as it is touched.
 ///
 /// # Errors

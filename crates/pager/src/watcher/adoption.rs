@@ -123,10 +123,13 @@ impl Watcher {
         let seized = agent.seized.take();
         let agent_thread = agent.thread;
         self.shared.pause_ns.fetch_max(agent.pause_ns, Relaxed);
-        let system = |error| Error::System { what: "opening the target's page map", error };
-        let pagemap = match Pagemap::open(pid) {
-            Ok(pagemap) => pagemap,
-            Err(error) => {
+        let system = |error| Error::System { what: "opening what tells of the target", error };
+        let pagemap = Pagemap::open(pid);
+        let copy = fresh.as_ref().map(|uffd| uffd.borrow().try_clone_to_owned()).transpose();
+        let (pagemap, copy) = match (pagemap, copy) {
+            (Ok(pagemap), Ok(copy)) => (pagemap, copy),
+            (Err(error), _) | (_, Err(error)) => {
+                // Without a word of ours, it would end its process as it does when its pager dies.
                 agent.seized = seized;
                 let _ = agent.leave();
                 return Err(system(error));
@@ -138,9 +141,8 @@ impl Watcher {
         // What had an agent before has called exec.
         let had_agent = self.processes.get(&pid).is_some_and(|process| process.agent != 0);
         let inherits_merging = tally.hands_on_merging(if had_agent { u64::MAX } else { started });
-        let target = match (fresh, forked) {
-            (Some(uffd), _) => {
-                let copy = uffd.borrow().try_clone_to_owned().map_err(system)?;
+        let target = match (fresh.zip(copy), forked) {
+            (Some((uffd, copy)), _) => {
                 let (reply, answer) = channel();
                 let (tally, share) = (Arc::clone(&tally), tally.share());
                 let asks = tally.merges.load(Relaxed) && !inherits_merging;

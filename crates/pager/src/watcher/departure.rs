@@ -92,8 +92,8 @@ impl Watcher {
                             agent.seized = process.and_then(|process| process.seized.take());
                             agent.leave()
                         });
-                        let left = left.filter(|left| !matches!(left, Err(Error::Ended(_))));
-                        let result = left.collect::<Vec<_>>().into_iter().collect();
+                        let left = left.collect::<Vec<_>>().into_iter();
+                        let result = left.filter(|left| !matches!(left, Err(Error::Ended(_)))).collect();
                         self.uproot(leaving.tree);
                         break Some(result);
                     }

@@ -54,9 +54,13 @@ impl Watcher {
         // Of two batches: one leaves staging while the other is moved there.
         let swing_pages = 2 * (self.shared.numbers.budget_pages.load(Relaxed) / BATCH_SHARE).min(BATCH_PAGES_MAX);
         for pid in pids {
-            let Ok(size) = procfs::size(pid) else {
-                self.forget(pid);
-                continue;
+            let size = match procfs::size(pid) {
+                Ok(size) => size,
+                Err(error) if procfs::is_for_want_of(&error) => continue,
+                Err(_) => {
+                    self.forget(pid);
+                    continue;
+                }
             };
             let Some(process) = self.processes.get_mut(&pid) else { continue };
             process.tend_agent(pid);

@@ -38,8 +38,9 @@ impl Watcher {
                         agent.seized = processes.get_mut(&agent.pid).and_then(|process| process.seized.take());
                         agent.leave()
                     });
-                    let left = left.filter(|left| !matches!(left, Err(Error::Ended(_))));
-                    let result = left.collect::<Result<(), Error>>();
+                    // Each of them leaves, whatever happens to another.
+                    let left = left.collect::<Vec<_>>().into_iter();
+                    let result = left.filter(|left| !matches!(left, Err(Error::Ended(_)))).collect();
                     self.ended = true;
                     self.processes.clear();
                     self.orphans.clear();
@@ -54,6 +55,8 @@ impl Watcher {
 
     /// Targets fork and end while their pages come home, and a child's pages come only once it is known what it inherits.
     fn hear_while_releasing(&mut self) {
+        // One that was stopped and continued with its process waits for its tracer.
+        self.processes.iter_mut().for_each(|(&pid, process)| process.tend_agent(pid));
         self.hear_reports();
         self.tell_inheritances();
         self.bury_orphans();
