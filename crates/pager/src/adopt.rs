@@ -12,8 +12,7 @@
 //! A target that later closes all of its descriptors, or whose limit is low, thus keeps its agent; and `fork` does not
 //! copy anything of ours (MADV_DONTFORK).
 //!
-//! [`checks`] refuses before anything is touched; this file borrows the thread; [`setup`] is the helper at work; [`leaving`]
-//! takes an agent out again.
+//! [`checks`] refuses before anything is touched; this file borrows the thread; [`setup`] is the helper at work; [`leaving`] takes an agent out again.
 
 mod checks;
 mod leaving;
@@ -32,6 +31,7 @@ use crate::sys::clock::now_ns;
 use crate::sys::process;
 use crate::sys::ptrace::{ALL_BUT_TRAPS, CallError, Registers, STOP_DEADLINE_NS, Seized, let_go_of_strays};
 use crate::sys::sched::Hurried;
+use crate::sys::sequence;
 use crate::sys::uffd::Uffd;
 
 pub use checks::{examine, keeps_seized};
@@ -163,6 +163,7 @@ fn put_agent(
     if saved.cs != 0x33 {
         return Err(Error::Not64Bit(pid));
     }
+    sequence::give_up(&first, &mut saved);
     let mask = first.signal_mask().map_err(explain)?;
     first.set_signal_mask(ALL_BUT_TRAPS).map_err(explain)?;
     let begun = begin(&mut first, &saved, instruction);

@@ -23,7 +23,7 @@ pub(super) struct Setup {
     registers: Registers,
     instruction: u64,
     staging: Address,
-    /// Descriptors in the target's table that the helper has yet to close.
+    /// Descriptors in its table, which may be the target's, that the helper has yet to close.
     open: Vec<i32>,
 }
 
@@ -45,7 +45,16 @@ impl Setup {
     ) -> Result<(Agent, Option<Uffd>), Error> {
         let pid = self.pid;
         let system = |what| move |error| Error::System { what, error };
-        let pidfd = process::pidfd(pid, self.helper.thread()).map_err(system("opening the target"))?;
+        let pidfd = match process::pidfd_of_thread(self.helper.thread()) {
+            Ok(pidfd) => {
+                // A table of its own: a child that the program forks meanwhile gets nothing of ours, and whatever numbers the program
+                // closes or gives anew are its own. A filter may forbid that.
+                let _ = self.call(libc::SYS_unshare, [bits(libc::CLONE_FILES), 0, 0, 0, 0, 0]);
+                pidfd
+            }
+            // Before 6.9 only the process's own table can be reached.
+            Err(_) => process::pidfd_of_process(pid).map_err(system("opening the target"))?,
+        };
         let take =
             |number| process::take_fd(pidfd.as_fd(), number).map_err(system("taking a descriptor of the target"));
         let scratch = self.staging.plus_pages(BATCH_PAGES as u64);

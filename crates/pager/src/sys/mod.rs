@@ -12,6 +12,7 @@ pub mod process;
 pub mod procmap;
 pub mod ptrace;
 pub mod sched;
+pub mod sequence;
 #[cfg(test)]
 pub mod test;
 pub mod uffd;

@@ -36,15 +36,6 @@ pub fn may_be_merged() -> io::Result<()> {
     checked(unsafe { libc::prctl(libc::PR_GET_MEMORY_MERGE, 0, 0, 0, 0) }.into()).map(drop)
 }
 
-/// A stable name for `thread` of `pid`, or for the process where the kernel knows no names for threads (6.9): through that no
-/// descriptor can be taken once the process's first thread has ended.
-///
-/// # Errors
-/// ESRCH when it is gone.
-pub fn pidfd(pid: i32, thread: i32) -> io::Result<OwnedFd> {
-    pidfd_of_thread(thread).or_else(|_| pidfd_of_process(pid))
-}
-
 /// A stable name for one thread, by which its own descriptors can be had (6.9).
 ///
 /// # Errors
@@ -55,7 +46,7 @@ pub fn pidfd_of_thread(thread: i32) -> io::Result<OwnedFd> {
     pidfd_open(thread, THREAD)
 }
 
-/// A stable name for a process.
+/// A stable name for a process. No descriptor can be taken through it once its first thread has ended.
 ///
 /// # Errors
 /// ESRCH when it is gone.

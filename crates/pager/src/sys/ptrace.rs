@@ -6,6 +6,8 @@
 use std::cell::RefCell;
 use std::io;
 
+use spillway_core::Address;
+
 use super::clock::now_ns;
 use super::fd::checked;
 use crate::procfs;
@@ -15,6 +17,8 @@ use crate::procfs;
 const TRACE_CLONE: usize = 1 << 3;
 /// `PTRACE_O_SUSPEND_SECCOMP`: its seccomp filters do not apply while it is traced. Needs `CAP_SYS_ADMIN`.
 const SUSPEND_SECCOMP: usize = 1 << 21;
+/// `PTRACE_GET_RSEQ_CONFIGURATION`, since 5.13.
+const GET_RSEQ_CONFIGURATION: libc::c_uint = 0x420f;
 const EVENT_CLONE: i32 = 3;
 const EVENT_STOP: i32 = 128;
 
@@ -30,6 +34,17 @@ pub const ALL_BUT_TRAPS: u64 = ALL_SIGNALS & !(1 << (libc::SIGTRAP - 1));
 
 /// Registers of a thread.
 pub type Registers = libc::user_regs_struct;
+
+/// `struct ptrace_rseq_configuration`.
+#[repr(C)]
+#[derive(Default)]
+struct RseqConfiguration {
+    area: u64,
+    size: u32,
+    signature: u32,
+    flags: u32,
+    padding: u32,
+}
 
 /// A thread that this thread of ours has seized. Dropping it lets go of it, wherever it is.
 #[derive(Debug)]
@@ -197,6 +212,13 @@ impl Seized {
     /// When it ended.
     pub fn set_registers(&self, registers: &Registers) -> Result<(), CallError> {
         Ok(request(libc::PTRACE_SETREGS, self.thread, 0, std::ptr::from_ref(registers) as usize)?)
+    }
+
+    /// Where it tells the kernel of its restartable sequences (`struct rseq`), if it does; it must have stopped.
+    pub fn sequences(&self) -> Option<Address> {
+        let mut told = RseqConfiguration::default();
+        request(GET_RSEQ_CONFIGURATION, self.thread, size_of_val(&told), &raw mut told as usize).ok()?;
+        (told.area != 0).then_some(Address(told.area))
     }
 
     /// Its signal mask.
