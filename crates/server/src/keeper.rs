@@ -1,5 +1,8 @@
 //! The thread that looks after pages while others serve: ends leases, moves cold pages to the spill file, reads them back.
+//!
+//! Someone waits for what is read, and for nothing else: the rest is done in small steps, with gets looked after between.
 
+use std::collections::VecDeque;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -11,11 +14,15 @@ use crate::pool::{Pool, Work};
 use crate::shared::Shared;
 use crate::spill::Spill;
 use crate::sys::pages::Held;
+use crate::table::Taken;
 
 /// How often leases are looked at, and whether room gets short, when nothing else happens.
 const TICK: Duration = Duration::from_millis(20);
 /// Pages looked at by the clock before gets are looked after again.
 const CLOCK_STEP: u32 = 64;
+/// Pages purged before gets are looked after again: 0.1 ms, measured where they are in the cache. All of a large tenant's
+/// take seconds, and a client gives up a page that does.
+const PURGE_STEP: usize = 256;
 /// How long the clock rests when the file took no page, or no page could leave.
 const REST: Duration = Duration::from_secs(2);
 /// Free pages below which cold ones leave, as a share of all: what puts use up while the file is written.
@@ -28,6 +35,8 @@ pub(crate) struct Keeper {
     shared: Arc<Shared>,
     gets: Receiver<Parked>,
     work: Work,
+    /// Pages of tenants whose leases are over, which nobody can reach any more; the oldest first.
+    leftovers: VecDeque<Taken>,
     /// The last page that the clock looked at.
     hand: u32,
     /// Pages looked at since one was moved.
@@ -38,27 +47,36 @@ pub(crate) struct Keeper {
 
 impl Keeper {
     pub(crate) fn new(shared: Arc<Shared>, gets: Receiver<Parked>) -> Self {
-        Self { shared, gets, work: Work::default(), hand: 0, in_vain: 0, resting: None }
+        Self { shared, gets, work: Work::default(), leftovers: VecDeque::new(), hand: 0, in_vain: 0, resting: None }
     }
 
     /// Works until the server ends.
     pub(crate) fn run(mut self) {
         while !self.shared.ending.load(Relaxed) {
-            let busy = self.spill_some();
-            let wait = if busy { Duration::ZERO } else { TICK };
-            match self.gets.recv_timeout(wait) {
-                Ok(parked) => self.read(parked),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return,
+            if !self.turn() {
+                return;
             }
-            while let Ok(parked) = self.gets.try_recv() {
-                self.read(parked);
-            }
-            self.end_leases();
         }
         while let Ok(parked) = self.gets.try_recv() {
             parked.discard(&self.shared.pool);
         }
+    }
+
+    /// Looks after all gets and does a step of everything else. Whether more gets may come.
+    fn turn(&mut self) -> bool {
+        self.end_leases();
+        // Purged first: it may make the room that else had to be made.
+        let (purging, spilling) = (self.purge_some(), self.spill_some());
+        let wait = if purging || spilling { Duration::ZERO } else { TICK };
+        match self.gets.recv_timeout(wait) {
+            Ok(parked) => self.read(parked),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return false,
+        }
+        while let Ok(parked) = self.gets.try_recv() {
+            self.read(parked);
+        }
+        true
     }
 
     fn read(&self, mut parked: Parked) {
@@ -69,10 +87,19 @@ impl Keeper {
         }
     }
 
+    /// Whoever comes back after this is given an empty table, while what was in the last one is purged.
     fn end_leases(&mut self) {
-        for tenant in self.shared.tenants.take_expired(Instant::now()) {
-            self.shared.pool.purge(&tenant.table, &mut self.work);
+        let expired = self.shared.tenants.take_expired(Instant::now());
+        self.leftovers.extend(expired.into_iter().map(|tenant| tenant.table.take_all()));
+    }
+
+    /// Forgets and wipes a few pages that nobody can reach any more. Whether there are others.
+    fn purge_some(&mut self) -> bool {
+        let Some(taken) = self.leftovers.front_mut() else { return false };
+        if self.shared.pool.purge(taken, PURGE_STEP, &mut self.work) < PURGE_STEP {
+            self.leftovers.pop_front();
         }
+        !self.leftovers.is_empty()
     }
 
     /// Sends a few cold pages away if room is short. Whether it should go on at once.
@@ -140,5 +167,111 @@ fn write_away(pool: &Pool, spill: &Spill, held: &Held) -> Result<bool, Refused> 
             pool.unpin(pin);
             Ok(false)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use spillway_core::PAGE_BYTES;
+    use spillway_wire::hello::{Hello, Received, Versions};
+    use spillway_wire::request::{self, PutPage, Request, RequestBody};
+    use spillway_wire::{Content, Key, checksum};
+
+    use super::*;
+    use crate::config::{Config, Limits, SpillConfig};
+    use crate::server::prepare;
+    use crate::tenants::Seat;
+
+    const PAGES: usize = PURGE_STEP * 7 / 2;
+
+    /// A server whose leases are over at once, without threads.
+    fn shared(name: &str) -> Arc<Shared> {
+        let path = std::env::temp_dir().join(format!("spillway-keeper-{name}-{}", std::process::id()));
+        let mut config = Config::new(([127, 0, 0, 1], 0).into(), 16 << 20);
+        config.spill = Some(SpillConfig { path, bytes: 1 << 20 });
+        config.limits = Limits { lease: Duration::ZERO, ..Limits::default() };
+        Arc::new(prepare(config).unwrap())
+    }
+
+    /// A tenant's seat, and whether it has been here before.
+    fn enter(shared: &Shared, tenant: u8) -> (Seat, bool) {
+        let (versions, challenge) = (Versions::default(), [3; 32]);
+        let hello = Hello { versions, create: true, take_over: false, tenant: [tenant; 16], nonce: [9; 32] };
+        let bytes = hello.encode(b"", &[tenant; 16], &challenge);
+        shared.tenants.enter(&Received::decode(&bytes).unwrap(), b"", &challenge, Instant::now()).unwrap()
+    }
+
+    fn key(index: usize) -> Key {
+        Key { region: 1, index: index.try_into().unwrap() }
+    }
+
+    fn put(shared: &Shared, seat: &Seat, at: usize) {
+        let mut page = [7; PAGE_BYTES];
+        page[..8].copy_from_slice(&at.to_le_bytes());
+        let put = PutPage { key: key(at), checksum: checksum(&page), content: Content::Bytes(&page) };
+        let mut frame = Vec::new();
+        request::put(&mut frame, 0, &[put]);
+        let Ok(Some((Request { body: RequestBody::Put(puts), .. }, _))) = Request::decode(&frame) else { panic!() };
+        shared.pool.put(&seat.tenant.table, seat.tenant.scope, puts, &mut Work::default());
+    }
+
+    /// A get of a page that is away, as a worker parks it.
+    fn parked(shared: &Shared, seat: &Seat, at: usize) -> Parked {
+        let mut work = Work::default();
+        shared.pool.get(&seat.tenant.table, [key(at)].into_iter(), &mut work);
+        assert_eq!(work.away.len(), 1);
+        Parked { id: 1, heads: work.heads, pins: work.pins, away: work.away, read: Vec::new(), back: None }
+    }
+
+    #[test]
+    fn a_large_tenant_is_purged_between_gets() {
+        let (to_keeper, gets) = mpsc::channel();
+        let shared = shared("between");
+        let mut keeper = Keeper::new(Arc::clone(&shared), gets);
+        let ((large, _), (other, _)) = (enter(&shared, 1), enter(&shared, 2));
+        put(&shared, &other, 0);
+        // Twice, as the first time finds it used.
+        let moved = [(); 2].map(|()| send_away(&shared.pool, NonZeroU32::MIN).is_ok_and(|moved| moved));
+        assert_eq!(moved, [false, true]);
+        (0..PAGES).for_each(|at| put(&shared, &large, at));
+        shared.tenants.leave(&large, Instant::now());
+
+        let mut held = vec![shared.pool.holdings().keys];
+        while *held.last().unwrap() > 1 {
+            to_keeper.send(parked(&shared, &other, 0)).unwrap();
+            assert!(keeper.turn());
+            assert!(keeper.gets.try_recv().is_err(), "it was read");
+            held.push(shared.pool.holdings().keys);
+            assert_eq!(shared.tenants.len(), 1, "the other");
+        }
+        assert!(held.windows(2).all(|two| two[0] - two[1] <= PURGE_STEP as u64), "{held:?}");
+        let held = shared.pool.holdings();
+        assert_eq!((held.distinct, held.stored_bytes, shared.pool.free.len()), (1, 0, PAGES as u64));
+    }
+
+    #[test]
+    fn who_comes_back_during_its_purge_starts_anew() {
+        let (_to_keeper, gets) = mpsc::channel();
+        let shared = shared("anew");
+        let mut keeper = Keeper::new(Arc::clone(&shared), gets);
+        let (before, _) = enter(&shared, 1);
+        (0..PAGES).for_each(|at| put(&shared, &before, at));
+        shared.tenants.leave(&before, Instant::now());
+        assert!(keeper.turn());
+        assert_eq!(shared.pool.holdings().keys, (PAGES - PURGE_STEP) as u64);
+
+        let (after, existed) = enter(&shared, 1);
+        assert!(!existed && after.tenant.incarnation != before.tenant.incarnation);
+        // One that is being purged, and one that never was there.
+        [PAGES - 1, PAGES].iter().for_each(|at| put(&shared, &after, *at));
+        assert_eq!(shared.status(&after).tenant_pages, 2);
+        while !keeper.leftovers.is_empty() {
+            assert!(keeper.turn());
+        }
+        let status = shared.status(&after);
+        assert_eq!((status.tenants, status.tenant_pages, status.pages, status.distinct_pages), (1, 2, 2, 2));
+        assert_eq!(shared.tenants.keys(), 2);
     }
 }

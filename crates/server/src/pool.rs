@@ -21,7 +21,7 @@ use crate::budget::{Budget, KEY_COST_BYTES};
 use crate::spill::Spill;
 use crate::sys::grains::{GRAIN_BYTES, WHOLE, grains_of};
 use crate::sys::pages::{Blank, Dead, Held, Identity, Pages, Pin};
-use crate::table::{Shard, Stored, Table};
+use crate::table::{Stored, Table, Taken};
 use crate::twins::Twins;
 use free::FreeList;
 
@@ -342,18 +342,15 @@ impl Pool {
         freed
     }
 
-    /// Forgets all of a tenant's pages and wipes them. Nobody may put meanwhile.
-    pub(crate) fn purge(&self, table: &Table, work: &mut Work) {
-        for shard in (0..).map_while(|at| table.take_shard(at)) {
-            self.purge_shard(shard, work);
+    /// Forgets the next of the pages that were taken out of a table and wipes them, so many at most; how many there were.
+    pub(crate) fn purge(&self, taken: &mut Taken, most: usize, work: &mut Work) -> usize {
+        let mut purged = 0;
+        for (_, stored) in taken.take(most) {
+            self.drop_entry(stored, work);
+            purged += 1;
         }
         self.settle(work);
-    }
-
-    fn purge_shard(&self, shard: Shard, work: &mut Work) {
-        for stored in shard.into_values() {
-            self.drop_entry(stored, work);
-        }
+        purged
     }
 
     fn drop_entry(&self, stored: Stored, work: &mut Work) {

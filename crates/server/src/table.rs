@@ -2,9 +2,11 @@
 //!
 //! Each entry owns a reference. Neighbouring pages are in one shard, so that a batch of them locks few.
 
+use std::array;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::hash::{BuildHasher, Hash};
+use std::iter::Flatten;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
@@ -32,7 +34,10 @@ pub(crate) enum Stored {
 
 const _: () = assert!(size_of::<Option<Stored>>() <= 8);
 
-pub(crate) type Shard = HashMap<u64, Stored, Mix>;
+type Shard = HashMap<u64, Stored, Mix>;
+
+/// What was taken out of a table: pages, and the numbers of their keys.
+pub(crate) type Taken = Flatten<array::IntoIter<Shard, SHARDS>>;
 
 /// All pages of a tenant.
 pub(crate) struct Table {
@@ -106,11 +111,14 @@ impl Table {
         }
     }
 
-    /// Takes all pages of a shard out; `None` behind the last shard.
-    pub(crate) fn take_shard(&self, at: usize) -> Option<Shard> {
-        let shard = std::mem::replace(&mut *lock(self.shards.get(at)?), Shard::with_hasher(self.mix));
-        self.len.fetch_sub(shard.len() as u64, Ordering::Relaxed);
-        Some(shard)
+    /// Takes all pages out at once, however many there are: what is to become of them can be seen to a few at a time.
+    pub(crate) fn take_all(&self) -> Taken {
+        let shards = self.shards.each_ref().map(|shard| {
+            let taken = std::mem::replace(&mut *lock(shard), Shard::with_hasher(self.mix));
+            self.len.fetch_sub(taken.len() as u64, Ordering::Relaxed);
+            taken
+        });
+        shards.into_iter().flatten()
     }
 
     fn shard_of(&self, key: Key) -> usize {

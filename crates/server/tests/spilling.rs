@@ -4,9 +4,10 @@ mod common;
 
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use common::{Client, LISTEN, MIB, eventually, page, start};
-use spillway_server::{Config, Error, Server, SpillConfig};
+use spillway_server::{Config, Error, Limits, Server, SpillConfig};
 use spillway_wire::Key;
 use spillway_wire::answer::PageStatus;
 
@@ -19,7 +20,11 @@ fn path(name: &str) -> PathBuf {
 }
 
 fn config(path: PathBuf, bytes: u64) -> Config {
-    let mut config = Config::new(LISTEN.into(), 4 * MIB);
+    config_of(4 * MIB, path, bytes)
+}
+
+fn config_of(memory_bytes: u64, path: PathBuf, bytes: u64) -> Config {
+    let mut config = Config::new(LISTEN.into(), memory_bytes);
     config.spill = Some(SpillConfig { path, bytes });
     config
 }
@@ -66,6 +71,53 @@ fn leave_and_come_back(name: &str, compress: bool) {
     eventually("an empty file", || client.status().spilled_pages == 0);
     assert_eq!(client.status().distinct_pages, 0);
     assert!((0..PAGES).all(|at| put(&mut client, at)), "places are used again");
+}
+
+#[test]
+fn the_end_of_a_large_tenant_keeps_nobody_waiting() {
+    let lease = Duration::from_millis(100);
+    let limits = Limits { lease, ..Limits::default() };
+    let server = start(Config { limits, ..config_of(64 * MIB, path("end"), 256 * MIB) });
+    let (mut large, mut other) = (Client::new(&server, 1), Client::new(&server, 2));
+    const PAGES: u32 = 32 << 10;
+    let mine: Vec<Key> = (0..64).map(key).collect();
+    // The first to come are the first to leave.
+    put_all(&mut other, 0..64);
+    put_all(&mut large, 0..PAGES);
+    assert!(other.status().spilled_pages > 64);
+    drop(large);
+    // A get that came during a purge in one go would be answered behind it.
+    let (all, mut amid) = (other.status().pages, 0);
+    for key in mine.iter().cycle() {
+        assert!(other.get(&[*key])[0] == Ok(page(key.index.into())));
+        let pages = other.status().pages;
+        amid += u32::from(64 < pages && pages < all);
+        if pages == 64 {
+            break;
+        }
+    }
+    assert!(amid > 1, "{amid} gets were answered amid the purge");
+    // Theirs were in the file all the time, and nothing else is anywhere.
+    eventually("the end of the purge", || {
+        let status = other.status();
+        assert_eq!((status.tenants, status.pages, status.tenant_pages), (1, 64, 64));
+        (status.distinct_pages, status.spilled_pages, status.stored_bytes) == (64, 64, 0)
+    });
+    let mut anew = Client::new(&server, 1);
+    assert!(!anew.welcome.existed && anew.get(&mine).iter().all(|got| *got == Err(PageStatus::Missing)));
+}
+
+/// Puts pages in batches, those that are declined again.
+fn put_all(client: &mut Client, pages: std::ops::Range<u32>) {
+    let mut left: Vec<_> = pages.rev().collect();
+    let began = Instant::now();
+    while !left.is_empty() {
+        assert!(began.elapsed() < Duration::from_secs(60), "{} are declined", left.len());
+        let batch: Vec<_> = (0..64).map_while(|_| left.pop()).collect();
+        let statuses = client.put(&batch.iter().map(|at| (key(*at), page((*at).into()))).collect::<Vec<_>>());
+        let declined = batch.iter().zip(statuses).filter(|(_, status)| *status != PageStatus::Ok);
+        left.extend(declined.map(|(at, _)| *at).rev());
+    }
 }
 
 #[test]

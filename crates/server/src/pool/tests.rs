@@ -101,6 +101,12 @@ fn free(pool: &Pool, table: &Table, scope: u32, key: Key, work: &mut Work) -> u3
     pool.free(table, scope, [Range { first: key, pages: 1 }].into_iter(), work)
 }
 
+/// Forgets all of a tenant's pages, a few at a time.
+fn purge(pool: &Pool, table: &Table, work: &mut Work) {
+    let mut taken = table.take_all();
+    while pool.purge(&mut taken, 5, work) == 5 {}
+}
+
 /// Takes everything that is free, and sees that nothing of anyone is left in it.
 fn assert_wiped(pool: &Pool) {
     // Nothing new is to be touched.
@@ -180,7 +186,7 @@ proptest! {
                     prop_assert_eq!(freed == 1, models[tenant].remove(&at).is_some());
                 }
                 Step::Purge(tenant) => {
-                    pool.purge(&tables[tenant], &mut work);
+                    purge(&pool, &tables[tenant], &mut work);
                     models[tenant].clear();
                 }
                 Step::Settle => pool.settle(&mut work),
@@ -206,7 +212,7 @@ proptest! {
             }
         }
         for table in &tables {
-            pool.purge(table, &mut work);
+            purge(&pool, table, &mut work);
         }
         prop_assert_eq!(pool.holdings(), Holdings { served: pool.holdings().served, ..Holdings::default() });
         prop_assert_eq!(pool.spill.as_ref().map_or(0, Spill::pages), 0);
@@ -393,7 +399,7 @@ fn threads_that_share_pages_lose_none() {
         }
     });
     let mut work = Work::default();
-    tables.iter().for_each(|table| pool.purge(table, &mut work));
+    tables.iter().for_each(|table| purge(&pool, table, &mut work));
     assert_eq!(pool.holdings().distinct, 0);
     assert_wiped(&pool);
 }
@@ -418,7 +424,7 @@ fn compressed_pages_take_fewer_grains() {
     for (at, number) in [(3, 90), (4, 91), (5, 46), (6, 55)] {
         assert_eq!(get(&pool, &table, key(at), &mut work), Some(number));
     }
-    pool.purge(&table, &mut work);
+    purge(&pool, &table, &mut work);
     assert_eq!((pool.holdings().stored_bytes, pool.holdings().distinct), (0, 0));
     assert_eq!(put(&pool, &table, 1, &[(key(5), 17)], &mut work), [PageStatus::Ok]);
     assert_eq!(pool.holdings().stored_bytes, 4096);
