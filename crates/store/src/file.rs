@@ -8,7 +8,9 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
+use rustix::fs::{FlockOperation, OFlags};
 use spillway_codec::Compression;
 use spillway_core::size::Bytes;
 use spillway_core::{PAGE_BYTES, Page};
@@ -27,6 +29,11 @@ const BUFFERS: u16 = 256;
 const BUFFERS_FOR_READS: usize = 64;
 /// Times that a page is read before it is given up.
 const READS_MAX: u8 = 3;
+
+/// How long a pager that is ending may still hold the file: the kernel lets go of transfers some time after their process.
+const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+/// How often it is looked at meanwhile.
+const LOCK_TICK: Duration = Duration::from_millis(20);
 
 #[derive(Clone, Copy)]
 struct Op {
@@ -56,11 +63,22 @@ impl File {
     /// Opens or makes the file. Returns what the user should know beside it.
     ///
     /// # Errors
-    /// When it cannot be opened, or there is no room for `size_bytes`.
+    /// When it cannot be opened, another pager uses it, or there is no room for `size_bytes`.
     pub fn open(path: &Path, size_bytes: u64) -> Result<(Self, Option<String>), OpenError> {
+        Self::open_within(path, size_bytes, LOCK_PATIENCE)
+    }
+
+    fn open_within(path: &Path, size_bytes: u64, patience: Duration) -> Result<(Self, Option<String>), OpenError> {
         let fail = |kind, text: String| OpenError { server: path.display().to_string(), kind, text };
-        let (disk, direct) = open(path).map_err(|error| {
-            fail(OpenErrorKind::Unreachable, format!("it cannot be opened: {error}; name a file that may be written"))
+        let (disk, direct) = open_alone(path, patience).map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::ResourceBusy => {
+                let text = "another pager or program uses it: name another file, or let that one end first";
+                fail(OpenErrorKind::Unsuitable, text.into())
+            }
+            _ => fail(
+                OpenErrorKind::Unreachable,
+                format!("it cannot be opened: {error}; name a file that may be written"),
+            ),
         })?;
         reserve(&disk, size_bytes).map_err(|error| {
             let text = format!("there is no room for {}: {error}; give a smaller size=", Bytes(size_bytes));
@@ -172,12 +190,32 @@ impl File {
     }
 }
 
+/// Opens the file for this pager alone: two would write over each other's pages. The lock ends with whoever holds it.
+fn open_alone(path: &Path, patience: Duration) -> io::Result<(Disk, bool)> {
+    let until = Instant::now() + patience;
+    loop {
+        let opened = open(path).and_then(|(disk, direct)| {
+            rustix::fs::flock(&disk, FlockOperation::NonBlockingLockExclusive)?;
+            Ok((disk, direct))
+        });
+        let is_used =
+            |error: &io::Error| matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ResourceBusy);
+        match opened {
+            Err(error) if is_used(&error) && Instant::now() < until => std::thread::sleep(LOCK_TICK),
+            opened => return opened,
+        }
+    }
+}
+
 fn open(path: &Path) -> io::Result<(Disk, bool)> {
+    // A device may have several names, and may be mounted: this flag keeps all others off it that ask for it, as mounts do.
+    let is_device = std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device());
+    let alone = if is_device { OFlags::EXCL } else { OFlags::empty() };
+    let flags = |flags: OFlags| i32::try_from(flags.bits()).expect("small flags");
     let mut options = OpenOptions::new();
     // Owner only: it holds programs' memory.
-    options.read(true).write(true).create(true).truncate(false).mode(0o600);
-    let direct = i32::try_from(rustix::fs::OFlags::DIRECT.bits()).expect("a small flag");
-    match options.clone().custom_flags(direct).open(path) {
+    options.read(true).write(true).create(!is_device).truncate(false).mode(0o600).custom_flags(flags(alone));
+    match options.clone().custom_flags(flags(alone | OFlags::DIRECT)).open(path) {
         Ok(disk) => Ok((disk, true)),
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok((options.open(path)?, false)),
         Err(error) => Err(error),
@@ -272,5 +310,29 @@ impl Store for File {
 
     fn accepts(&self) -> bool {
         self.free.len() > BUFFERS_FOR_READS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_pagers_do_not_share_a_file() {
+        let path = std::env::temp_dir().join(format!("spillway-alone-{}", std::process::id()));
+        let open = |patience| File::open_within(&path, SIZE_MIN_BYTES, patience).map(drop);
+        let (file, _) = File::open(&path, SIZE_MIN_BYTES).unwrap();
+        let refusal = open(Duration::from_millis(50)).unwrap_err();
+        assert_eq!(refusal.kind, OpenErrorKind::Unsuitable);
+        assert!(refusal.to_string().contains("another pager"), "{refusal}");
+        // One that ends is waited for.
+        let ends = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(100));
+            drop(file);
+        });
+        assert_eq!(open(LOCK_PATIENCE), Ok(()));
+        ends.join().unwrap();
+        assert_eq!(open(Duration::ZERO), Ok(()));
+        std::fs::remove_file(&path).unwrap();
     }
 }

@@ -116,8 +116,7 @@ impl Slots {
                 slots.set(handle, Slot { refs: REFS_FOUND, ..slot });
                 slots.found.push(handle);
             } else {
-                slots.set(handle, Slot::vacant(slots.free));
-                slots.free = handle.bits();
+                slots.vacate(handle);
             }
         }
         // In order, to be searched.
@@ -143,8 +142,7 @@ impl Slots {
             let slot = self.raw(handle);
             match slot.refs {
                 REFS_FOUND => {
-                    self.set(handle, Slot::vacant(self.free));
-                    self.free = handle.bits();
+                    self.vacate(handle);
                     dropped.push((handle, slot));
                 }
                 REFS_STUCK => {}
@@ -192,8 +190,7 @@ impl Slots {
                 return None;
             }
         }
-        self.set(handle, Slot::vacant(self.free));
-        self.free = handle.bits();
+        self.vacate(handle);
         Some(slot)
     }
 
@@ -237,6 +234,15 @@ impl Slots {
         words[2].store(u64::from(refs) << 32 | u64::from(len), Release);
     }
 
+    /// Nobody refers to a slot any more: it is the first of the free ones.
+    fn vacate(&mut self, handle: Handle) {
+        let words = self.words(handle);
+        for (word, value) in vacating(self.free) {
+            words[word].store(value, Release);
+        }
+        self.free = handle.bits();
+    }
+
     fn grow(&mut self) -> Option<()> {
         // Handle zero does not exist: bits are positions plus one.
         let first = u32::try_from(self.slabs.len()).ok()?.checked_mul(SLAB_SLOTS)? + 1;
@@ -255,6 +261,12 @@ impl Slots {
         self.free = first;
         Some(())
     }
+}
+
+/// What vacates a slot before the next free one: words in the order in which they are stored. References first: whoever is killed
+/// between two stores must not leave a page whose place is a link, as that may be the place of another page.
+pub(crate) fn vacating(next: u32) -> [(usize, u64); 3] {
+    [(2, 0), (1, u64::from(next) << 32), (0, 0)]
 }
 
 fn position(handle: Handle) -> (usize, usize) {

@@ -91,6 +91,34 @@ fn what_makes_no_sense_is_not_kept() {
     std::mem::forget(pool);
 }
 
+/// Whoever takes over looks at the last handle first: what it says there must not cost another its page.
+#[test]
+fn a_slot_that_is_half_vacated_takes_nobodys_place() {
+    for stores in 0..=3 {
+        let vault = Vault::create_for(64).unwrap();
+        let (mut pool, _refill) = Local::lasting(Config::default(), &vault);
+        let handles: Vec<Handle> = (1..=100).map(|n| stored(pool.put(&page(n), None).unwrap())).collect();
+        std::mem::forget(pool);
+        let vault = again(&vault);
+        let (slabs, _) = vault.slabs(Use::SLOTS);
+        let word = |handle: Handle, at: usize| &slabs[0][(handle.bits() as usize - 1) * 3 + at];
+        // As a link it names a slot, as a place the start of a segment, where the first page is.
+        let segment = u32::try_from(word(handles[0], 1).load(Relaxed) >> 32).unwrap();
+        assert_eq!(word(handles[0], 1).load(Relaxed), u64::from(segment) << 32);
+        for (at, value) in crate::slots::vacating(segment).into_iter().take(stores) {
+            word(handles[99], at).store(value, Relaxed);
+        }
+        let (mut pool, _refill) = Local::take_over(Config::default(), &vault);
+        assert!(stores > 0 || pool.has(handles[99]));
+        for (n, &handle) in (1..100).zip(&handles) {
+            assert!(pool.has(handle), "page {n} after {stores} stores");
+            pool.count(handle);
+        }
+        pool.all_counted();
+        assert!((1..100).zip(&handles).all(|(n, &handle)| read(&mut pool, handle) == Some(page(n))));
+    }
+}
+
 #[test]
 fn a_file_that_is_not_ours_is_refused() {
     let vault = Vault::create_for(8).unwrap();
