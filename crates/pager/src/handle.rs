@@ -139,8 +139,7 @@ impl Pager {
         let (root, estate, heirs) = remains.into_parts();
         let (is_daemon, choice) = (estate.is_daemon(), estate.choice());
         let next_tree = heirs.iter().map(|heir| heir.found.tree.0 + 1).max().unwrap_or(0);
-        let inherited: Result<Vec<Inherited>, Error> = heirs.iter().map(Inherited::of).collect();
-        let inherited = inherited?;
+        let inherited: Vec<Inherited> = heirs.iter().map(Inherited::of).collect();
         let make = {
             let estate = estate.clone();
             move |budget, wires| {

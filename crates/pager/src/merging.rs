@@ -54,7 +54,7 @@ impl Merged {
 
 /// The mappings of `pid` that are merged: before the process as a whole is, those that it has asked for itself.
 pub fn marked(pid: i32) -> Vec<Span> {
-    mappings_with_flag(pid, &["mg"]).into_iter().map(|(span, _)| span).collect()
+    mappings_with_flag(pid, &["mg"]).unwrap_or_default().into_iter().map(|(span, _)| span).collect()
 }
 
 /// Parses `/proc/PID/ksm_stat`.

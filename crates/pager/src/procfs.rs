@@ -288,10 +288,30 @@ pub fn parse_limit(text: &str, name: &str) -> Option<String> {
 }
 
 /// Mappings of `pid` that carry one of `flags` (two letters each, proc(5), `VmFlags`). Walks its page tables, as
-/// everything does that tells flags: not for every day.
-pub fn mappings_with_flag(pid: i32, flags: &[&str]) -> Vec<(Span, String)> {
-    let text = read_of_living(pid, "smaps").unwrap_or_default();
-    parse_flags(&String::from_utf8_lossy(&text), flags)
+/// everything does that tells flags: not for every day. None of one that has ended.
+///
+/// # Errors
+/// When we could not ask ([`is_for_want_of`]).
+pub fn mappings_with_flag(pid: i32, flags: &[&str]) -> io::Result<Vec<(Span, String)>> {
+    let text = if_asked(read_of_living(pid, "smaps"))?.unwrap_or_default();
+    Ok(parse_flags(&String::from_utf8_lossy(&text), flags))
+}
+
+/// The process that `thread` is of, if it is there.
+///
+/// # Errors
+/// When we could not ask ([`is_for_want_of`]).
+pub fn process_of(thread: i32) -> io::Result<Option<i32>> {
+    let text = if_asked(fs::read(format!("/proc/{thread}/status")))?.unwrap_or_default();
+    Ok(parse_field(&String::from_utf8_lossy(&text), "Tgid").and_then(|pid| pid.parse().ok()))
+}
+
+/// What was read; none where there is nothing to read.
+fn if_asked<T>(read: io::Result<T>) -> io::Result<Option<T>> {
+    match read {
+        Err(error) if is_for_want_of(&error) => Err(error),
+        read => Ok(read.ok()),
+    }
 }
 
 /// Parses `/proc/PID/smaps`: the mappings that carry one of `flags`, each with the first of them that it carries.
@@ -310,8 +330,11 @@ pub fn parse_flags(text: &str, flags: &[&str]) -> Vec<(Span, String)> {
 }
 
 /// Whether any of its memory is registered with a userfaultfd.
-pub fn has_registered_memory(pid: i32) -> bool {
-    !mappings_with_flag(pid, &["um"]).is_empty()
+///
+/// # Errors
+/// When we could not ask ([`is_for_want_of`]).
+pub fn has_registered_memory(pid: i32) -> io::Result<bool> {
+    Ok(!mappings_with_flag(pid, &["um"])?.is_empty())
 }
 
 /// Time that CPUs had nothing to do, of all CPUs together and since boot, in clock ticks.

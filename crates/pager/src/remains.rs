@@ -257,12 +257,10 @@ fn await_idle(pid: i32, thread: i32, take: impl Fn(i32) -> Option<OwnedFd>) -> R
 
 impl Inherited {
     /// What the watcher must know of it.
-    pub(crate) fn of(heir: &Heir) -> Result<Self, Error> {
-        let copy = heir.uffd.borrow().try_clone_to_owned();
-        let uffd = copy.map_err(|error| Error::System { what: "copying a descriptor", error })?.into();
+    pub(crate) fn of(heir: &Heir) -> Self {
         let Found { id: target, pid, started, thread: agent, .. } = heir.found;
         let tally = Arc::clone(&heir.tally);
-        Ok(Self { target, pid, started, agent, staging: heir.agent.staging_and_scratch(), uffd, tally })
+        Self { target, pid, started, agent, staging: heir.agent.staging_and_scratch(), uffd: heir.uffd.clone(), tally }
     }
 }
 

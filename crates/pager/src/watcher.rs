@@ -29,7 +29,7 @@ use spillway_store::vault::Vault;
 use crate::driver::{Command, Report};
 use crate::error::Error;
 use crate::handed::Placed;
-use crate::procfs::{self, Size};
+use crate::procfs::Size;
 use crate::removals::Removals;
 use crate::shared::Shared;
 use crate::sys::fd::Bell;
@@ -275,11 +275,7 @@ impl Watcher {
                 self.tell_managed();
             }
             Report::Thread(target, thread) => {
-                let pid = procfs::status_field(thread, "Tgid").and_then(|pid| pid.parse().ok());
-                self.tell_inheritance(target, pid);
-                if let (Some(pid), Some(orphan)) = (pid, self.orphans.iter_mut().find(|o| o.target == target)) {
-                    orphan.pid = Some(pid);
-                }
+                self.hear_of_child(target, thread);
             }
             Report::AgentGone(target) => {
                 self.reap_agent(target);

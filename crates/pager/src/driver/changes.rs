@@ -156,10 +156,8 @@ impl Driver {
         for BufferCopy { from, to } in copies {
             self.hands.buffers.copy(from, to);
         }
-        if let Ok(copy) = uffd.borrow().try_clone_to_owned() {
-            let (tally, uffd) = (Arc::clone(&tally), copy.into());
-            let _ = self.reports.send(Request::Report(Report::Forked { parent, child, uffd, tally }));
-        }
+        let report = Report::Forked { parent, child, uffd: uffd.clone(), tally: Arc::clone(&tally) };
+        let _ = self.reports.send(Request::Report(report));
         let target = Target::new(child, 0, uffd, None, tally);
         self.add(Target { parent: Some(parent), inherits: false, inherits_merging, marked, leaving, ..target });
     }

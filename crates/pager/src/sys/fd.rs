@@ -1,7 +1,7 @@
 //! Descriptors: waiting for them, waking a thread through one, handing them over.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 /// `Ok(value)` unless the call said -1.
 pub(super) fn checked(value: libc::c_long) -> io::Result<libc::c_long> {
@@ -47,6 +47,12 @@ impl Bell {
 impl AsRawFd for Bell {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_raw_fd()
+    }
+}
+
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 

@@ -1,6 +1,7 @@
 //! Where and how threads run, and what keeps the pager itself in memory.
 
 use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::OnceLock;
 
 use super::fd::checked;
@@ -174,18 +175,37 @@ impl Cpus {
     }
 }
 
-/// Lets this process have as many descriptors as it may: each target takes seven.
+/// Lets this process have as many descriptors as it may: each target takes six.
 ///
 /// # Errors
 /// As the kernel says.
 pub fn raise_descriptor_limit() -> io::Result<()> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the structure is writable.
-    checked(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }.into())?;
+    let mut limit = descriptor_limit()?;
     limit.rlim_cur = limit.rlim_max;
     // SAFETY: the structure outlives the call.
     checked(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }.into())?;
     Ok(())
+}
+
+fn descriptor_limit() -> io::Result<libc::rlimit> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the structure is writable.
+    checked(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }.into())?;
+    Ok(limit)
+}
+
+/// Makes sure that descriptors are left for what cannot be put off: each child that a target forks takes one, and what is asked of
+/// `/proc` takes one for a moment. `any` is one that is open.
+///
+/// # Errors
+/// EMFILE when they are not.
+pub fn spare_descriptors(any: BorrowedFd<'_>) -> io::Result<()> {
+    /// So many, or a quarter of all.
+    const SPARE: u64 = 64;
+    let limit = descriptor_limit()?.rlim_cur;
+    // The kernel gives the lowest that is free.
+    let next = u64::try_from(any.try_clone_to_owned()?.as_raw_fd()).unwrap_or(0);
+    if next < limit - SPARE.min(limit / 4) { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EMFILE)) }
 }
 
 /// Keeps this process's memory, present and future, in DRAM as it is touched.

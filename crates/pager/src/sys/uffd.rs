@@ -6,6 +6,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -189,17 +190,18 @@ impl Message {
     }
 }
 
-/// A userfaultfd of a target. Its calls act on the target's address space, from whichever process they come.
-#[derive(Debug)]
+/// A userfaultfd of a target. Its calls act on the target's address space, from whichever process they come. Copies share the
+/// descriptor, which therefore cannot run out for them.
+#[derive(Clone, Debug)]
 pub struct Uffd {
-    fd: OwnedFd,
+    fd: Arc<OwnedFd>,
     /// Others have it open as well, and may make it one that waits to be read.
     of_others: bool,
 }
 
 impl From<OwnedFd> for Uffd {
     fn from(fd: OwnedFd) -> Self {
-        Self { fd, of_others: false }
+        Self { fd: Arc::new(fd), of_others: false }
     }
 }
 
@@ -212,15 +214,7 @@ impl AsRawFd for Uffd {
 impl Uffd {
     /// One that a process has made for itself, agreed on, and keeps.
     pub fn of_others(fd: OwnedFd) -> Self {
-        Self { fd, of_others: true }
-    }
-
-    /// The same userfaultfd once more.
-    ///
-    /// # Errors
-    /// When descriptors run out.
-    pub fn again(&self) -> io::Result<Self> {
-        Ok(Self { fd: self.fd.try_clone()?, of_others: self.of_others })
+        Self { fd: Arc::new(fd), of_others: true }
     }
 
     /// Agrees on the features with the kernel.

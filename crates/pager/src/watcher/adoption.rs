@@ -1,5 +1,6 @@
 //! Which processes get an agent, and what becomes of a process that has lost it.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::channel;
@@ -19,6 +20,7 @@ use crate::procfs;
 use crate::sys::pagemap::Pagemap;
 use crate::sys::process::share_memory;
 use crate::sys::ptrace::Seized;
+use crate::sys::sched::spare_descriptors;
 use crate::tally::Tally;
 use crate::{Local, OnPagerDeath, merging};
 
@@ -69,7 +71,7 @@ impl Watcher {
         let mut adopted = false;
         for pid in candidates {
             // Memory that is registered already belongs to a fork: those get their agents as such.
-            if !self.orphans.is_empty() && procfs::has_registered_memory(pid) {
+            if !self.orphans.is_empty() && procfs::has_registered_memory(pid).unwrap_or(true) {
                 continue;
             }
             // A child of vfork has its parent's memory until it calls exec.
@@ -105,12 +107,15 @@ impl Watcher {
     }
 
     pub(super) fn adopt(&mut self, pid: i32, forked: Option<usize>) -> Result<(), Error> {
+        let none_left = |error| Error::System { what: "keeping descriptors for one more process", error };
+        spare_descriptors(self.bell.as_fd()).map_err(none_left)?;
         let kill = self.on_pager_death == OnPagerDeath::KillTarget;
         // A forked child that has raised no fault yet: as long as its one thread is stopped, nobody can change its mappings.
         let memory = self.processes.get(&pid).and_then(|process| process.handed.clone());
+        let mut told = Ok(());
         let inheritance = || {
             if let Some(at) = forked.filter(|_| memory.is_none()) {
-                self.tell_inheritance(self.orphans[at].target, Some(pid));
+                told = self.tell_inheritance(self.orphans[at].target, Some(pid));
             }
         };
         let vault = self.vault.as_ref().map(Vault::file);
@@ -123,12 +128,11 @@ impl Watcher {
         let seized = agent.seized.take();
         let agent_thread = agent.thread;
         self.shared.pause_ns.fetch_max(agent.pause_ns, Relaxed);
-        let system = |error| Error::System { what: "opening what tells of the target", error };
-        let pagemap = Pagemap::open(pid);
-        let copy = fresh.as_ref().map(|uffd| uffd.borrow().try_clone_to_owned()).transpose();
-        let (pagemap, copy) = match (pagemap, copy) {
-            (Ok(pagemap), Ok(copy)) => (pagemap, copy),
-            (Err(error), _) | (_, Err(error)) => {
+        let system = |error| Error::System { what: "opening the target's page map", error };
+        // Without an agent it is told, later, when it faults.
+        let pagemap = match told.and_then(|()| Pagemap::open(pid)) {
+            Ok(pagemap) => pagemap,
+            Err(error) => {
                 // Without a word of ours, it would end its process as it does when its pager dies.
                 agent.seized = seized;
                 let _ = agent.leave();
@@ -141,15 +145,16 @@ impl Watcher {
         // What had an agent before has called exec.
         let had_agent = self.processes.get(&pid).is_some_and(|process| process.agent != 0);
         let inherits_merging = tally.hands_on_merging(if had_agent { u64::MAX } else { started });
-        let target = match (fresh.zip(copy), forked) {
-            (Some((uffd, copy)), _) => {
+        let target = match (fresh, forked) {
+            (Some(uffd), _) => {
+                let copy = uffd.clone();
                 let (reply, answer) = channel();
                 let (tally, share) = (Arc::clone(&tally), tally.share());
                 let asks = tally.merges.load(Relaxed) && !inherits_merging;
                 let marked = if asks { merging::marked(pid) } else { Vec::new() };
                 self.send(Command::Add { pid, uffd, agent, tally, share, inherits_merging, marked, reply });
                 let target = self.hear(&answer).ok_or(Error::Ended(pid))?;
-                self.uffds.push((target, copy.into()));
+                self.uffds.push((target, copy));
                 target
             }
             (None, Some(at)) => {

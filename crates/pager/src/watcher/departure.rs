@@ -28,7 +28,7 @@ impl Watcher {
         if !self.uffds.is_empty() {
             self.hear_of_forks();
         }
-        let forked = !self.orphans.is_empty() && procfs::has_registered_memory(pid);
+        let forked = !self.orphans.is_empty() && procfs::has_registered_memory(pid).unwrap_or(true);
         let managed = self.processes.iter().filter(|(_, process)| process.target.is_some());
         if forked || managed.into_iter().any(|(&other, _)| other != pid && share_memory(pid, other)) {
             return Err(Error::AlreadyAdopted(pid));

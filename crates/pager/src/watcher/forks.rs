@@ -2,6 +2,7 @@
 //!
 //! A child is served from its fork on, before it is known which process it is. Until then it is an [`Orphan`].
 
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -38,11 +39,23 @@ pub(super) struct Orphan {
     pub(super) tally: Arc<Tally>,
     /// Processes that turned out not to be it.
     strangers: Vec<i32>,
+    /// A thread of it that faulted, for as long as it could not be found out what it has inherited: until then it waits.
+    untold: Option<i32>,
 }
 
 impl Orphan {
     pub(super) fn new(target: TargetId, parent: TargetId, uffd: Uffd, pid: Option<i32>, tally: Arc<Tally>) -> Self {
-        Self { target, parent, uffd, pid, since: Instant::now(), refused: false, tally, strangers: Vec::new() }
+        Self {
+            target,
+            parent,
+            uffd,
+            pid,
+            since: Instant::now(),
+            refused: false,
+            tally,
+            strangers: Vec::new(),
+            untold: None,
+        }
     }
 
     /// It would not stop now.
@@ -52,32 +65,54 @@ impl Orphan {
 }
 
 impl Watcher {
+    /// A thread of a forked child has faulted for the first time.
+    pub(super) fn hear_of_child(&mut self, target: TargetId, thread: i32) {
+        let told = procfs::process_of(thread).and_then(|pid| self.tell_inheritance(target, pid).map(|()| pid));
+        let Some(orphan) = self.orphans.iter_mut().find(|orphan| orphan.target == target) else { return };
+        orphan.untold = told.is_err().then_some(thread);
+        if let Ok(Some(pid)) = told {
+            orphan.pid = Some(pid);
+        }
+    }
+
+    /// Tries again what could not be told.
+    pub(super) fn hear_of_the_untold(&mut self) {
+        let untold: Vec<(TargetId, i32)> =
+            self.orphans.iter().filter_map(|orphan| Some((orphan.target, orphan.untold?))).collect();
+        untold.into_iter().for_each(|(target, thread)| self.hear_of_child(target, thread));
+    }
+
     /// Finds out what a forked child has of its parent's memory, from the child's own mappings: they are as they were at
     /// the fork, and only the child itself can change them. No event tells of MADV_DONTFORK and MADV_WIPEONFORK.
-    pub(super) fn tell_inheritance(&self, target: TargetId, pid: Option<i32>) {
-        let registered = |pid| procfs::mappings_with_flag(pid, &["um"]);
-        let has = pid.map(registered).unwrap_or_default();
+    ///
+    /// # Errors
+    /// When we could not ask: nothing is told then. That it had inherited nothing would give it zeros for all it has.
+    pub(super) fn tell_inheritance(&self, target: TargetId, pid: Option<i32>) -> io::Result<()> {
+        let of = |flag| pid.map_or(Ok(Vec::new()), |pid| procfs::mappings_with_flag(pid, &[flag]));
+        let (has, wiped) = (of("um")?, of("wf")?);
         if has.is_empty() {
             // Not the child: thread ids of another pid namespace mean nothing here. The parent's mappings must do.
             return self.tell_inheritance_from_parent(target);
         }
-        let wiped = pid.map(|pid| procfs::mappings_with_flag(pid, &["wf"])).unwrap_or_default();
         let spans = |marked: Vec<(Span, String)>| marked.into_iter().map(|(span, _)| span).collect();
         self.send(Command::Inherit { target, wiped: spans(wiped), has: spans(has) });
+        Ok(())
     }
 
-    fn tell_inheritance_from_parent(&self, target: TargetId) {
+    fn tell_inheritance_from_parent(&self, target: TargetId) -> io::Result<()> {
         let parent = self.orphans.iter().find(|orphan| orphan.target == target).map(|orphan| orphan.parent);
         let process = self.processes.iter().find(|(_, process)| parent.is_some() && process.target == parent);
-        let marked = process.map(|(&pid, _)| procfs::mappings_with_flag(pid, &["dc", "wf", "um"])).unwrap_or_default();
+        let flags = |pid| procfs::mappings_with_flag(pid, &["dc", "wf", "um"]);
+        let marked = process.map_or(Ok(Vec::new()), |(&pid, _)| flags(pid))?;
         let with = |flag: &str| marked.iter().filter(|(_, carried)| carried == flag).map(|(span, _)| *span).collect();
         let everything = Span { start: Address(0), end: Address(!(PAGE_BYTES_U64 - 1)) };
         let has = if process.is_some() { [with("um"), with("wf")].concat() } else { vec![everything] };
         self.send(Command::Inherit { target, wiped: with("wf"), has });
+        Ok(())
     }
 
     pub(super) fn tell_inheritances(&self) {
-        self.orphans.iter().for_each(|orphan| self.tell_inheritance(orphan.target, orphan.pid));
+        self.orphans.iter().for_each(|orphan| drop(self.tell_inheritance(orphan.target, orphan.pid)));
     }
 
     /// A child of a managed parent that appeared after a fork, and is the only one that can be meant.
@@ -97,7 +132,7 @@ impl Watcher {
                 !taken(pid)
                     && !strangers.contains(pid)
                     && !share_memory(*pid, parent)
-                    && procfs::has_registered_memory(*pid)
+                    && procfs::has_registered_memory(*pid).unwrap_or(false)
             });
             if let [pid] = children[..] {
                 self.orphans[at].pid = Some(pid);
@@ -130,7 +165,7 @@ impl Watcher {
                 // It may be in a fault that waits for what it has inherited to be told.
                 Err(Error::DidNotStop(_)) => {
                     orphan.try_later();
-                    self.tell_inheritance(target, Some(pid));
+                    let _ = self.tell_inheritance(target, Some(pid));
                 }
                 _ => orphan.refused = true,
             }

@@ -35,7 +35,7 @@ impl Watcher {
             return Err(Error::AlreadyAdopted(pid));
         }
         let memory: Vec<Span> = regions.iter().map(|region| region.span).collect();
-        let copy = uffd.again().map_err(|error| Error::System { what: "copying a descriptor", error })?;
+        let copy = uffd.clone();
         let tally = self.tally_of(pid, None);
         let target = self.lay_out(pid, uffd, &tally, &regions, image.as_ref())?;
         let mut process = Process::new(procfs::stat(pid).map_or(0, |stat| stat.started), Arc::clone(&tally));

@@ -86,6 +86,7 @@ impl Watcher {
                 changed |= self.read_mappings(pid) || resized;
             }
         }
+        self.hear_of_the_untold();
         self.keep_orphans();
         self.tend_departures();
         let_go_of_left();
