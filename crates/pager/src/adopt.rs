@@ -12,7 +12,8 @@
 //! A target that later closes all of its descriptors, or whose limit is low, thus keeps its agent; and `fork` does not
 //! copy anything of ours (MADV_DONTFORK).
 //!
-//! [`checks`] refuses before anything is touched; this file borrows the thread; [`setup`] is the helper at work; [`leaving`] takes an agent out again.
+//! [`checks`] refuses before anything is touched; this file borrows the thread; [`setup`] is the helper at work; [`leaving`]
+//! takes an agent out again.
 
 mod checks;
 mod leaving;
