@@ -30,9 +30,10 @@ pub(super) struct Setup {
 impl Setup {
     /// `helper` has just been made and has not run yet.
     pub(super) fn new(pid: i32, mut helper: Seized, instruction: u64, staging: Address) -> Result<Self, CallError> {
+        // On a busy machine each of its steps would wait for a turn.
+        let hurried = Hurried::new(helper.thread());
         helper.await_first_stop()?;
         let registers = helper.registers()?;
-        let hurried = Hurried::new(helper.thread());
         Ok(Self { pid, helper, _hurried: hurried, registers, instruction, staging, open: Vec::new() })
     }
 
@@ -156,6 +157,7 @@ impl Setup {
         kill_on_death: bool,
     ) -> Result<(), Error> {
         let explain = |error| explain(self.pid, error);
+        let hurried = Hurried::new(agent.thread());
         agent.await_first_stop().map_err(explain)?;
         let registers = agent.registers().map_err(explain)?;
         keeps.sort_unstable();
@@ -180,6 +182,7 @@ impl Setup {
         start.r15 = layout.control.0;
         start.r14 = bits(socket);
         start.r13 = u64::from(kill_on_death);
+        drop(hurried);
         let _ = set_class(agent.thread(), Class::Normal);
         agent.set_signal_mask(ALL_SIGNALS).and_then(|()| agent.set_registers(&start)).map_err(explain)
     }
