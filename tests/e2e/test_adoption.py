@@ -121,8 +121,8 @@ def test_a_program_that_never_stands_still_misses_nothing(processes, spillway, b
         pager.send_signal(signal.SIGINT)
         told = pager.communicate(timeout=20)[1].decode()
         statuses.append(pager.returncode)
-        # Another program by now, perhaps.
-        assert pager.returncode == 0 or (what == "execs" and pager.returncode == 2), told
+        # It may be told to end before it has begun. And what calls exec may be another program by now.
+        assert pager.returncode in (0, -signal.SIGINT) or (what == "execs" and pager.returncode == 2), told
         assert program.process.poll() is None, (program.process.returncode, program.err)
     assert statuses.count(0) >= 4, statuses
     program.process.stdin.close()
