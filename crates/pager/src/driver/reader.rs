@@ -30,7 +30,7 @@ use crate::sys::sched::{Class, idle_class_can_be_left, set_class, thread_id};
 /// Fewer pages than this are read sooner than another CPU wakes up.
 const WORTH_PAGES: usize = 32;
 /// A batch that takes longer has not been let run: on a CPU of its own it takes a quarter of that.
-const PATIENCE_NS: u64 = 1_000_000;
+const PATIENCE_NS: u64 = 2_000_000;
 
 /// After so many pages that it looked at, 10 us or so, it lets others have the CPU.
 const PAGES_IN_A_ROW: usize = 4;
