@@ -1,7 +1,9 @@
-"""What the scripts here share: common options, their end by a signal, what they measured on, and how a record of it is kept."""
+"""What the scripts here share: common options, their end by a signal, progress, how certain a median is, what they measured on, and how
+a record of it is kept."""
 
 import datetime
 import json
+import math
 import os
 import pathlib
 import platform
@@ -31,6 +33,29 @@ def exit_on_signals():
     """Ended from outside, a script still cleans up."""
     for ending in ENDINGS:
         signal.signal(ending, lambda number, _: sys.exit(128 + number))
+
+
+def progress(text):
+    """What is being measured, on a terminal only."""
+    if sys.stderr.isatty():
+        print(f"\r{text:70}\r", end="", file=sys.stderr, flush=True)
+
+
+def interval(values):
+    """Between which values the median is with 95% certainty, whatever the distribution; the extremes below six values."""
+    count, values = len(values), sorted(values)
+    below, rank = 0.0, 0
+    while (below := below + math.comb(count, rank) / 2**count) <= 0.025:
+        rank += 1
+    rank = max(rank, 1)
+    return values[rank - 1], values[count - rank]
+
+
+def verdict(ratio, bound):
+    """Whether a goal is met, where the spread lets that be told."""
+    median, least, most = ratio
+    answer = "met" if median <= bound else "**missed**"
+    return answer if (least <= bound) == (most <= bound) else f"{answer}, within the spread"
 
 
 def machine():

@@ -70,15 +70,14 @@ impl File {
 
     fn open_within(path: &Path, size_bytes: u64, patience: Duration) -> Result<(Self, Option<String>), OpenError> {
         let fail = |kind, text: String| OpenError { server: path.display().to_string(), kind, text };
-        let (disk, direct) = open_alone(path, patience).map_err(|error| match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::ResourceBusy => {
+        let (disk, direct) = open_alone(path, patience).map_err(|error| {
+            if is_used(&error) {
                 let text = "another pager or program uses it: name another file, or let that one end first";
                 fail(OpenErrorKind::Unsuitable, text.into())
+            } else {
+                let text = format!("it cannot be opened: {error}; name a file that may be written");
+                fail(OpenErrorKind::Unreachable, text)
             }
-            _ => fail(
-                OpenErrorKind::Unreachable,
-                format!("it cannot be opened: {error}; name a file that may be written"),
-            ),
         })?;
         reserve(&disk, size_bytes).map_err(|error| {
             let text = format!("there is no room for {}: {error}; give a smaller size=", Bytes(size_bytes));
@@ -190,6 +189,11 @@ impl File {
     }
 }
 
+/// Whether another has locked the file, or has the device to itself.
+fn is_used(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ResourceBusy)
+}
+
 /// Opens the file for this pager alone: two would write over each other's pages. The lock ends with whoever holds it.
 fn open_alone(path: &Path, patience: Duration) -> io::Result<(Disk, bool)> {
     let until = Instant::now() + patience;
@@ -198,8 +202,6 @@ fn open_alone(path: &Path, patience: Duration) -> io::Result<(Disk, bool)> {
             rustix::fs::flock(&disk, FlockOperation::NonBlockingLockExclusive)?;
             Ok((disk, direct))
         });
-        let is_used =
-            |error: &io::Error| matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ResourceBusy);
         match opened {
             Err(error) if is_used(&error) && Instant::now() < until => std::thread::sleep(LOCK_TICK),
             opened => return opened,

@@ -3,7 +3,7 @@
 use super::{Agent, explain, pieces, syscall_instruction};
 use crate::error::Error;
 use crate::procfs;
-use crate::sys::ptrace::{ALL_BUT_TRAPS, CallError, Seized};
+use crate::sys::ptrace::{ALL_BUT_TRAPS, CallError, Registers, Seized};
 use crate::target::mark_again;
 
 /// Ends the agent `thread` of `pid` if none of the process's own threads is left: where those end one by one (`exit`, and
@@ -18,14 +18,18 @@ pub fn end_agent_left_alone(pid: i32, thread: i32, seized: &mut Option<Seized>) 
         return Ok(());
     }
     let explain = |error| explain(pid, error);
-    let mut seized = match seized.take() {
-        Some(seized) => seized,
-        None => Seized::new(thread).map_err(|error| explain(error.into()))?,
-    };
-    seized.stop().and_then(|()| seized.set_signal_mask(ALL_BUT_TRAPS)).map_err(explain)?;
-    let registers = seized.registers().map_err(explain)?;
+    let (seized, registers) = halted(thread, seized.take()).map_err(explain)?;
     let instruction = syscall_instruction(thread, thread)?;
     seized.exit(&registers, instruction, first.exit_status).map_err(explain)
+}
+
+/// An agent's thread, which may be seized already, standing still for calls of ours on top of these registers.
+fn halted(thread: i32, seized: Option<Seized>) -> Result<(Seized, Registers), CallError> {
+    let mut seized = seized.map_or_else(|| Seized::new(thread), Ok)?;
+    seized.stop()?;
+    seized.set_signal_mask(ALL_BUT_TRAPS)?;
+    let registers = seized.registers()?;
+    Ok((seized, registers))
 }
 
 impl Agent {
@@ -36,12 +40,7 @@ impl Agent {
     pub fn leave(self) -> Result<(), Error> {
         let pid = self.pid;
         let explain = |error| explain(pid, error);
-        let mut seized = match self.seized {
-            Some(seized) => seized,
-            None => Seized::new(self.thread).map_err(|error| explain(error.into()))?,
-        };
-        seized.stop().and_then(|()| seized.set_signal_mask(ALL_BUT_TRAPS)).map_err(explain)?;
-        let registers = seized.registers().map_err(explain)?;
+        let (mut seized, registers) = halted(self.thread, self.seized).map_err(explain)?;
         if let Some(marked) = &self.unmerges {
             let what = u64::from(libc::PR_SET_MEMORY_MERGE.unsigned_abs());
             let end = (libc::SYS_prctl, [what, 0, 0, 0, 0, 0]);

@@ -372,6 +372,7 @@ fn signal_of(status: i32) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use super::super::test::{Program, comes_true};
     use super::*;
     use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering::Relaxed};
     use std::time::Duration;
@@ -429,47 +430,11 @@ mod tests {
         }
     }
 
-    /// A program; killed when this is dropped.
-    struct Program(i32);
-
-    impl Program {
-        /// One that runs `work`, which only makes system calls and counts.
-        fn run(work: impl FnOnce()) -> Self {
-            // SAFETY: the child has memory of its own, and allocates nothing.
-            let pid = unsafe { libc::fork() };
-            if pid == 0 {
-                work();
-                // SAFETY: ends the child.
-                unsafe { libc::_exit(0) };
-            }
-            assert!(pid > 0, "no process");
-            Self(pid)
-        }
-
-        /// Seizes it, lets it go on for a moment as adoption does, stops it, and lets it go.
-        fn seize_and_let_go(&self) {
-            let mut seized = Seized::new(self.0).expect("a child of ours");
-            std::thread::sleep(Duration::from_micros(100));
-            seized.stop().expect("it runs");
-        }
-    }
-
-    impl Drop for Program {
-        fn drop(&mut self) {
-            // SAFETY: no pointers; the process is our child.
-            unsafe { libc::kill(self.0, libc::SIGKILL) };
-            // Where a thread of it is still seized, it never ends.
-            // SAFETY: a null pointer is none.
-            comes_true(|| unsafe { libc::waitpid(self.0, std::ptr::null_mut(), libc::WNOHANG) } != 0);
-        }
-    }
-
-    fn comes_true(what: impl Fn() -> bool) -> bool {
-        let until_ns = now_ns() + 5_000_000_000;
-        while !what() && now_ns() < until_ns {
-            std::thread::sleep(Duration::from_micros(50));
-        }
-        what()
+    /// Seizes it, lets it go on for a moment as adoption does, stops it, and lets it go.
+    fn seize_and_let_go(program: &Program) {
+        let mut seized = Seized::new(program.pid()).expect("a child of ours");
+        std::thread::sleep(Duration::from_micros(100));
+        seized.stop().expect("it runs");
     }
 
     /// A thread that a program was just making when it was adopted never ran, and the program never ended.
@@ -495,7 +460,7 @@ mod tests {
             }
         });
         for round in 0..200 {
-            program.seize_and_let_go();
+            seize_and_let_go(&program);
             let before = made.load(Relaxed);
             assert!(comes_true(|| made.load(Relaxed) > before + 1), "after {round} rounds");
         }
@@ -516,7 +481,7 @@ mod tests {
                     std::hint::spin_loop();
                 }
             });
-            let pid = program.0;
+            let pid = program.pid();
             let mut seized = Seized::new(pid).expect("a child of ours");
             seized.stop().expect("it runs");
             let registers = seized.registers().expect("it has stopped");
@@ -563,7 +528,7 @@ mod tests {
             }
         });
         assert!(comes_true(|| is_ready.load(Relaxed) == 1));
-        let pid = program.0;
+        let pid = program.pid();
         // Signals of this kind are queued: none stands for two.
         let sender = std::thread::spawn(move || {
             for _ in 0..SENT {
@@ -573,7 +538,7 @@ mod tests {
             }
         });
         while !sender.is_finished() {
-            program.seize_and_let_go();
+            seize_and_let_go(&program);
         }
         sender.join().expect("all were sent");
         assert!(comes_true(|| heard.load(Relaxed) == SENT), "{} of {SENT}", heard.load(Relaxed));

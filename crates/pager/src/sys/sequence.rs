@@ -29,6 +29,7 @@ fn words<const COUNT: usize>(thread: i32, at: Address) -> Option<[u64; COUNT]> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::test::Program;
     use super::*;
 
     /// Begins a sequence that never ends, anew whenever it was given up; never returns.
@@ -69,52 +70,36 @@ mod tests {
         (!offset.is_null()).then(|| thread.wrapping_add_signed(unsafe { *offset }))
     }
 
-    fn stopped(program: impl FnOnce()) -> (i32, Seized) {
-        // SAFETY: the child has memory of its own, and allocates nothing.
-        let pid = unsafe { libc::fork() };
-        if pid == 0 {
-            program();
-            // SAFETY: ends the child.
-            unsafe { libc::_exit(0) };
-        }
+    fn stopped(program: &Program) -> Seized {
         std::thread::sleep(std::time::Duration::from_millis(20));
-        let mut seized = Seized::new(pid).expect("a child of ours");
+        let mut seized = Seized::new(program.pid()).expect("a child of ours");
         seized.stop().expect("it runs");
-        (pid, seized)
-    }
-
-    fn end(pid: i32, seized: Seized) {
-        drop(seized);
-        // SAFETY: no pointers but a null one; the process is our child.
-        unsafe {
-            libc::kill(pid, libc::SIGKILL);
-            libc::waitpid(pid, std::ptr::null_mut(), 0);
-        }
+        seized
     }
 
     #[test]
     fn a_sequence_that_the_stop_interrupted_is_given_up() {
         let Some(area) = area() else { return println!("SKIPPED: this C library registers no restartable sequences") };
-        let (pid, seized) = stopped(|| stay_in_a_sequence(area));
+        let program = Program::run(|| stay_in_a_sequence(area));
+        let seized = stopped(&program);
         let before = seized.registers().expect("it has stopped");
         let mut after = before;
         give_up(&seized, &mut after);
-        end(pid, seized);
         // Behind a jump of two bytes and the signature.
         assert_eq!(after.rip, before.rip + 2 + 4);
     }
 
     #[test]
     fn who_is_in_no_sequence_goes_on_where_it_is() {
-        let (pid, seized) = stopped(|| {
+        let program = Program::run(|| {
             loop {
                 std::hint::spin_loop();
             }
         });
+        let seized = stopped(&program);
         let before = seized.registers().expect("it has stopped");
         let mut after = before;
         give_up(&seized, &mut after);
-        end(pid, seized);
         assert_eq!(after.rip, before.rip);
     }
 }

@@ -1,6 +1,7 @@
-//! Memory for tests, of which it is known where it lies.
+//! For tests: memory of which it is known where it lies, and programs.
 
 use std::ptr::NonNull;
+use std::time::{Duration, Instant};
 
 use spillway_core::Page;
 
@@ -44,4 +45,46 @@ impl Drop for Aligned {
         // SAFETY: our own mapping, of this size, to which no reference is left.
         unsafe { libc::munmap(self.all.as_ptr(), self.bytes) };
     }
+}
+
+/// A program; killed when this is dropped.
+pub struct Program(i32);
+
+impl Program {
+    /// One that runs `work`, which only makes system calls and counts.
+    pub fn run(work: impl FnOnce()) -> Self {
+        // SAFETY: the child has memory of its own, and allocates nothing.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            work();
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(0) };
+        }
+        assert!(pid > 0, "no process");
+        Self(pid)
+    }
+
+    /// The process, and its first thread.
+    pub fn pid(&self) -> i32 {
+        self.0
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: no pointers; the process is our child.
+        unsafe { libc::kill(self.0, libc::SIGKILL) };
+        // Where a thread of it is still seized, it never ends.
+        // SAFETY: a null pointer is none.
+        comes_true(|| unsafe { libc::waitpid(self.0, std::ptr::null_mut(), libc::WNOHANG) } != 0);
+    }
+}
+
+/// Whether something becomes true within five seconds.
+pub fn comes_true(what: impl Fn() -> bool) -> bool {
+    let until = Instant::now() + Duration::from_secs(5);
+    while !what() && Instant::now() < until {
+        std::thread::sleep(Duration::from_micros(50));
+    }
+    what()
 }

@@ -87,13 +87,7 @@ impl Watcher {
                     }
                     Ok(Homeward::NoRoom(pages)) => break Some(Err(Error::NoRoomAtHome { pages })),
                     Ok(Homeward::Done(agents)) => {
-                        let left = agents.into_iter().map(|mut agent| {
-                            let process = self.processes.get_mut(&agent.pid);
-                            agent.seized = process.and_then(|process| process.seized.take());
-                            agent.leave()
-                        });
-                        let left = left.collect::<Vec<_>>().into_iter();
-                        let result = left.filter(|left| !matches!(left, Err(Error::Ended(_)))).collect();
+                        let result = self.take_out(agents);
                         self.uproot(leaving.tree);
                         break Some(result);
                     }

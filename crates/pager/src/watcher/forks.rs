@@ -89,13 +89,13 @@ impl Watcher {
     /// When we could not ask: nothing is told then. That it had inherited nothing would give it zeros for all it has.
     pub(super) fn tell_inheritance(&self, target: TargetId, pid: Option<i32>) -> io::Result<()> {
         let of = |flag| pid.map_or(Ok(Vec::new()), |pid| procfs::mappings_with_flag(pid, &[flag]));
-        let (has, wiped) = (of("um")?, of("wf")?);
+        let has = of("um")?;
         if has.is_empty() {
             // Not the child: thread ids of another pid namespace mean nothing here. The parent's mappings must do.
             return self.tell_inheritance_from_parent(target);
         }
         let spans = |marked: Vec<(Span, String)>| marked.into_iter().map(|(span, _)| span).collect();
-        self.send(Command::Inherit { target, wiped: spans(wiped), has: spans(has) });
+        self.send(Command::Inherit { target, wiped: spans(of("wf")?), has: spans(has) });
         Ok(())
     }
 

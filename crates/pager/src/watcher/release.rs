@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use super::looks::LOOK_LATEST;
 use super::{Departure, Watcher};
+use crate::adopt::Agent;
 use crate::driver::{Command, Homeward};
 use crate::error::Error;
 
@@ -33,14 +34,7 @@ impl Watcher {
                     return;
                 }
                 Homeward::Done(agents) => {
-                    let processes = &mut self.processes;
-                    let left = agents.into_iter().map(|mut agent| {
-                        agent.seized = processes.get_mut(&agent.pid).and_then(|process| process.seized.take());
-                        agent.leave()
-                    });
-                    // Each of them leaves, whatever happens to another.
-                    let left = left.collect::<Vec<_>>().into_iter();
-                    let result = left.filter(|left| !matches!(left, Err(Error::Ended(_)))).collect();
+                    let result = self.take_out(agents);
                     self.ended = true;
                     self.processes.clear();
                     self.orphans.clear();
@@ -51,6 +45,19 @@ impl Watcher {
                 }
             }
         }
+    }
+
+    /// Has all these agents leave, each of them whatever happens to another.
+    ///
+    /// # Errors
+    /// The first that is not the end of the process.
+    pub(super) fn take_out(&mut self, agents: Vec<Agent>) -> Result<(), Error> {
+        let leave = |mut agent: Agent| {
+            agent.seized = self.processes.get_mut(&agent.pid).and_then(|process| process.seized.take());
+            agent.leave()
+        };
+        let left: Vec<_> = agents.into_iter().map(leave).collect();
+        left.into_iter().filter(|left| !matches!(left, Err(Error::Ended(_)))).collect()
     }
 
     /// Targets fork and end while their pages come home, and a child's pages come only once it is known what it inherits.
