@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import subprocess
 import time
 
 import harness
@@ -247,6 +248,29 @@ def test_a_daemon_that_is_killed_is_taken_over_by_the_next(processes, spillway, 
     targets[1].unharmed()
     for target in targets:
         assert traits(target.pid)["registered"] == 0 and traits(target.pid)["TracerPid"] == "0"
+
+
+def test_a_daemon_that_ends_during_an_adoption_harms_nobody(processes, spillway, daemon, fill):
+    """A program that was just being adopted went on in the middle of a system call of ours: it crashed."""
+    seed = int(os.environ.get("SPILLWAY_TORTURE_SEED", "0")) or int(time.time())
+    chance = random.Random(seed)
+    print(f"seed {seed}")
+    for _ in range(8):
+        daemon.start("--local", "64M")
+        targets = [Program(processes, [fill, 8]).ready() for _ in range(6)]
+        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        callers = [processes.start([spillway.path, "attach", str(target.pid)], **pipes) for target in targets]
+        time.sleep(chance.uniform(0.004, 0.05))
+        daemon.process.send_signal(signal.SIGHUP)
+        assert daemon.process.wait(10) == 0
+        for caller in callers:
+            caller.wait(10)
+        daemon.start("--local", "64M")
+        for target in targets:
+            target.unharmed()
+            target.process.kill()
+        daemon.process.send_signal(signal.SIGTERM)
+        assert daemon.process.wait(20) == 0
 
 
 @pytest.mark.limit(int(CHURN_SECONDS + 80))

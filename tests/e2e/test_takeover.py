@@ -226,6 +226,55 @@ def test_what_cannot_be_taken_over_is_refused(processes, spillway, fill):
     assert spillway.settled(target.pid)["budget_bytes"] == 16 << 20
 
 
+def test_one_of_several_takes_over(processes, spillway, fill):
+    """Two that did at once would have written over each other's pages."""
+    target = Program(processes, [fill, 64]).ready()
+    pager, _ = begin(processes, spillway, target.pid, "--local", "8M")
+    for _ in range(4):
+        spillway.settled(target.pid)
+        end(pager)
+        command = [spillway.path, "attach", str(target.pid)]
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+        rivals = [processes.start(command, **pipes) for _ in range(4)]
+        lines = [rival.stderr.readline() for rival in rivals]
+        serve = [rival for rival, line in zip(rivals, lines) if "took process" in line]
+        assert len(serve) == 1, lines
+        assert all("already" in line for rival, line in zip(rivals, lines) if rival not in serve), lines
+        assert all(rival.wait(10) == 2 for rival in rivals if rival not in serve)
+        pager = serve[0]
+        target.ask("verify")
+
+
+def test_a_server_whose_name_is_gone_is_away(processes, spillway, servers, fill, tmp_path):
+    """Whoever takes over once needed the names of all servers that the pool ever had."""
+    named = {f"away-{nth}": servers.spillway() for nth in range(3)}
+    hosts = tmp_path / "hosts"
+
+    def among(names, verb, *arguments):
+        """The command where these names are known."""
+        hosts.write_text("127.0.0.1 localhost " + " ".join(names) + "\n")
+        script = 'mount --bind "$0" /etc/hosts && exec "$@"'
+        return ["unshare", "--mount", "sh", "-c", script, hosts, spillway.path, verb, *arguments]
+
+    def begun(names, *arguments):
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+        pager = processes.start([str(word) for word in among(names, "attach", target.pid, *arguments)], **pipes)
+        return pager, pager.stderr.readline()
+
+    target = Program(processes, [fill, 64]).ready()
+    members = ",".join(f"{name}:{server.address.rsplit(':', 1)[1]}" for name, server in named.items())
+    pager, line = begun(named, "--local", "8M", "--pool", f"tcp://{members}?data=2&parity=1")
+    assert "adopted process" in line, line
+    spillway.settled(target.pid)
+    end(pager)
+    # Two of three cannot be spared.
+    pager, line = begun(["away-0"])
+    assert "its name is unknown" in line and pager.wait(10) == 2, line
+    pager, line = begun(["away-0", "away-1"])
+    assert "took process" in line, line
+    target.ask("verify")
+
+
 def test_upgrade_hands_over_while_the_target_runs(processes, spillway, fill, torture):
     options = ["--seed", 5, "--seconds", 8, "--mib", 64, "--threads", 2, *WITHIN]
     program = processes.start([torture, *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)

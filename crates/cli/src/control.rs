@@ -170,7 +170,7 @@ fn answer<P: Paging>(request: Request, lines: &mut Lines, service: &Service<P>) 
         Request::SharePages { pid, on } => reply(service.share_pages(pid, on)),
         Request::Share { pid, share } => reply(service.share(pid, &share)),
         Request::Show { pid } => reply(service.show(pid)),
-        Request::HandOver { version } => match service.may_hand_over(version) {
+        Request::HandOver { version } => match service.hand_over(version) {
             Err(why) => Reply::Error(why),
             Ok(()) => {
                 let _ = lines.send(&Reply::Ok(json!({})));
@@ -241,6 +241,10 @@ mod tests {
         fn end(&self) {}
 
         fn can_be_outlived(&self) -> bool {
+            false
+        }
+
+        fn stand_still(&self) -> bool {
             false
         }
 

@@ -173,7 +173,7 @@ fn serve(service: &Arc<Service>) {
         }
         match (service.detachment(), signal) {
             (Detachment::Done, _) => return,
-            (Detachment::None, Some(libc::SIGHUP)) => match service.may_hand_over(VERSION) {
+            (Detachment::None, Some(libc::SIGHUP)) => match service.hand_over(VERSION) {
                 // What is written down is good as it is: the next daemon goes on from there.
                 Ok(()) => std::process::exit(0),
                 Err(why) => say::note(why),

@@ -32,6 +32,8 @@ pub(crate) trait Paging: Send + Sync {
     fn has_targets(&self) -> bool;
     /// Whether another pager could take over now.
     fn can_be_outlived(&self) -> bool;
+    /// Has no process in the middle of anything from now on; false, and everything goes on, where that cannot be.
+    fn stand_still(&self) -> bool;
     /// Manages a process with its descendants, now or when they have grown.
     fn adopt_tree(&self, pid: i32, at_once: bool, share: Share, shares: bool) -> Result<(), String>;
     /// Whether equal pages of one target, or of all, and of others are kept once in memory.
@@ -57,6 +59,10 @@ impl Paging for Pager {
 
     fn can_be_outlived(&self) -> bool {
         Self::can_be_outlived(self)
+    }
+
+    fn stand_still(&self) -> bool {
+        Self::stand_still(self)
     }
 
     fn snapshot(&self) -> Snapshot {
@@ -282,8 +288,8 @@ impl<P: Paging> Service<P> {
         }
     }
 
-    /// Whether a pager that knows this layout could take over now; if not, why not.
-    pub(crate) fn may_hand_over(&self, version: u64) -> Result<(), String> {
+    /// Has everything stand still for a pager that knows this layout: this process is to end at once then. If that cannot be, why not.
+    pub(crate) fn hand_over(&self, version: u64) -> Result<(), String> {
         if version != VERSION {
             return Err(format!(
                 "this pager writes layout {VERSION}, and the other reads {version}: detach, then attach"
@@ -295,6 +301,9 @@ impl<P: Paging> Service<P> {
         if !self.pager.can_be_outlived() {
             let why = "its pool is one that ends with it (a file, or one that is slow or faulty on purpose), or a child was just forked";
             return Err(format!("no other pager can take over from this one: {why}"));
+        }
+        if !self.pager.stand_still() {
+            return Err("a process is just being adopted, or a child was just forked: try again".into());
         }
         Ok(())
     }
@@ -392,6 +401,10 @@ mod tests {
         fn end(&self) {}
 
         fn can_be_outlived(&self) -> bool {
+            false
+        }
+
+        fn stand_still(&self) -> bool {
             false
         }
 

@@ -89,6 +89,8 @@ pub enum Error {
         /// Its pager.
         pager: i32,
     },
+    /// Another process has the right to take it over, and does not serve yet.
+    BeingTakenOver(i32),
     /// A minimum is above its maximum.
     MinAboveMax,
     /// More local memory is promised than there is.
@@ -202,6 +204,9 @@ impl fmt::Display for Error {
                 f,
                 "process {pid} is managed by process {pager}, which runs; `spillway ps` shows it, if it is yours"
             ),
+            Self::BeingTakenOver(pid) => {
+                write!(f, "another pager is about to take over process {pid}; `spillway ps` shows it once it does")
+            }
             Self::MinAboveMax => f.write_str("the minimum is above the maximum: give a smaller min, or a larger max"),
             Self::TooManyPromises { promised, budget } => write!(
                 f,

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use spillway_core::PAGE_BYTES_U64;
 use spillway_core::pager::Budget;
@@ -27,6 +27,9 @@ use crate::sys::sched::{lock_memory, raise_descriptor_limit};
 use crate::tally::{Tally, Trees};
 use crate::watcher::{Departure, Inherited, Request, Watcher};
 use crate::{Choice, LOCAL_FLOOR_BYTES, LastingPool, Local, OnPagerDeath, Options, Snapshot, procfs};
+
+/// How long an adoption may take to come to its end: most of that is for a thread that does not stop.
+const STILL_WITHIN: Duration = Duration::from_secs(3);
 
 /// The pager of one process tree, or of several.
 pub struct Pager {
@@ -136,7 +139,7 @@ impl Pager {
         store: Box<dyn Inheritance>,
     ) -> Result<Self, Error> {
         crate::doctor::usable()?;
-        let (root, estate, heirs) = remains.into_parts();
+        let (root, estate, heirs, claim) = remains.into_parts();
         let (is_daemon, choice) = (estate.is_daemon(), estate.choice());
         let next_tree = heirs.iter().map(|heir| heir.found.tree.0 + 1).max().unwrap_or(0);
         let inherited: Vec<Inherited> = heirs.iter().map(Inherited::of).collect();
@@ -148,6 +151,7 @@ impl Pager {
             }
         };
         estate.claim(local, replacement);
+        drop(claim);
         let root = if is_daemon { 0 } else { root };
         let mut pager =
             Self::begin(root, None, OnPagerDeath::HoldTarget, local, choice, replacement, Some(estate), make)?;
@@ -251,6 +255,18 @@ impl Pager {
     /// Whether another pager could take over now: not while a child just forked has nobody else who holds its userfaultfd.
     pub fn can_be_outlived(&self) -> bool {
         self.estate.is_some() && self.shared.orphans.load(Relaxed) == 0
+    }
+
+    /// Has no process in the middle of anything from now on, in order that this one may end at once and another pager take over. False,
+    /// and everything goes on, where that does not come soon, or another could not take over now.
+    pub fn stand_still(&self) -> bool {
+        let ((still, stands), (stay, until)) = (channel(), channel());
+        let _ = self.requests.send(Request::StandStill(still, until));
+        let stands = stands.recv_timeout(STILL_WITHIN).is_ok() && self.can_be_outlived();
+        if stands {
+            std::mem::forget(stay);
+        }
+        stands
     }
 
     /// The counters now.

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use spillway_core::policy::Settings;
-use spillway_store::vault::{self, Vault};
+use spillway_store::vault::{self, Claim, Vault};
 
 use crate::adopt::Agent;
 use crate::driver::Heir;
@@ -29,11 +29,15 @@ use crate::{Choice, Local, procfs};
 /// How long an agent may take to end what it was told to do: some 270 system calls.
 const IDLE_WITHIN: Duration = Duration::from_secs(2);
 
+/// How long whoever takes over may take until it says that it serves: its servers are asked before that.
+const CLAIMED_WITHIN: Duration = Duration::from_secs(10);
+
 /// See the module's documentation.
 pub struct Remains {
     root: i32,
     estate: Estate,
     heirs: Vec<Heir>,
+    claim: Claim,
 }
 
 /// The agent of a process, if it has one.
@@ -128,9 +132,7 @@ impl Remains {
     }
 
     fn within(estate: Estate, pid: i32) -> Result<Self, Error> {
-        if let Some(pager) = living_pager(&estate) {
-            return Err(Error::Managed { pid, pager });
-        }
+        let claim = claim(&estate, pid)?;
         let mut heirs: Vec<Heir> = Vec::new();
         for found in estate.targets() {
             let lives = procfs::stat(found.pid).is_ok_and(|stat| stat.started == found.started);
@@ -145,7 +147,7 @@ impl Remains {
             return Err(Error::Foreign { pid, why: "it names no process that lives".into() });
         }
         let root = if heirs.iter().any(|heir| heir.found.pid == pid) { pid } else { heirs[0].found.pid };
-        Ok(Self { root, estate, heirs })
+        Ok(Self { root, estate, heirs, claim })
     }
 
     /// Whether a daemon has left it.
@@ -190,8 +192,26 @@ impl Remains {
         self.estate.vault()
     }
 
-    pub(crate) fn into_parts(self) -> (i32, Estate, Vec<Heir>) {
-        (self.root, self.estate, self.heirs)
+    /// The claim is to be held until the estate names this process.
+    pub(crate) fn into_parts(self) -> (i32, Estate, Vec<Heir>, Claim) {
+        (self.root, self.estate, self.heirs, self.claim)
+    }
+}
+
+/// The right to take over, which nobody who lives has: two that did would write over each other's pages.
+fn claim(estate: &Estate, pid: i32) -> Result<Claim, Error> {
+    let begun = Instant::now();
+    loop {
+        if let Some(pager) = living_pager(estate) {
+            return Err(Error::Managed { pid, pager });
+        }
+        let claim = estate.vault().claim();
+        match claim.map_err(|error| Error::System { what: "claiming what the pager has left", error })? {
+            // Another may have had it meanwhile, who then serves.
+            Some(claim) if living_pager(estate).is_none() => return Ok(claim),
+            None if begun.elapsed() > CLAIMED_WITHIN => return Err(Error::BeingTakenOver(pid)),
+            _ => std::thread::sleep(Duration::from_millis(1)),
+        }
     }
 }
 

@@ -61,6 +61,8 @@ pub enum Request {
     TakeOver(Vec<Inherited>),
     /// Manage what a monitor has handed over; the answer is sent back.
     TakeIn(Box<Placed>, Sender<Result<(), Error>>),
+    /// Tell that nothing is half done, and do nothing until nobody can say any more that it may go on.
+    StandStill(Sender<()>, Receiver<()>),
     /// A new budget.
     Budget(Local),
     /// Bring everything home and leave; progress and the answer are sent back.
@@ -225,6 +227,11 @@ impl Watcher {
             Request::TakeOver(inherited) => inherited.into_iter().for_each(|it| self.take_over(it)),
             Request::TakeIn(placed, reply) => {
                 let _ = reply.send(self.take_in(*placed));
+            }
+            Request::StandStill(still, until) => {
+                if still.send(()).is_ok() {
+                    let _ = until.recv();
+                }
             }
             Request::Budget(local) => self.local = local,
             Request::Release(reply) => self.release(&reply),

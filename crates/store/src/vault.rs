@@ -21,6 +21,8 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use spillway_core::lasting::{Lasting, Sheet};
 use spillway_core::table::CHUNK_PAGES;
 use spillway_core::{PAGE_BYTES, Page};
@@ -113,6 +115,11 @@ struct Inner {
     hint: AtomicUsize,
 }
 
+/// See [`Vault::claim`].
+pub struct Claim {
+    _locked: OwnedFd,
+}
+
 /// See the module's documentation. Clones are the same memory.
 #[derive(Clone)]
 pub struct Vault(Arc<Inner>);
@@ -170,6 +177,19 @@ impl Vault {
     #[must_use]
     pub fn file(&self) -> BorrowedFd<'_> {
         self.0.shared.file()
+    }
+
+    /// The right to take it over, which one at a time has: until it is dropped, or the process ends. None if another has it.
+    ///
+    /// # Errors
+    /// When the kernel gives no descriptor.
+    pub fn claim(&self) -> io::Result<Option<Claim>> {
+        let file = self.0.shared.opened_anew()?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(Claim { _locked: file })),
+            Err(Errno::WOULDBLOCK) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// What only the pager writes, and knows the meaning of: [`PRIVATE_WORDS`].

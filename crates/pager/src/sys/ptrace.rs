@@ -15,6 +15,9 @@ use crate::procfs;
 /// `PTRACE_O_TRACECLONE`: threads it creates are seized too, before their first instruction. Only while it stands still and runs
 /// calls of ours: what the program creates is no business of ours.
 const TRACE_CLONE: usize = 1 << 3;
+/// `PTRACE_O_EXITKILL`: it is killed when this thread of ours ends. Only while it stands still and runs calls of ours: let go in the
+/// middle of one, it would go on behind it, with registers that are not its own.
+const KILLED_WITH_US: usize = 1 << 20;
 /// `PTRACE_O_SUSPEND_SECCOMP`: its seccomp filters do not apply while it is traced. Needs `CAP_SYS_ADMIN`.
 const SUSPEND_SECCOMP: usize = 1 << 21;
 /// `PTRACE_GET_RSEQ_CONFIGURATION`, since 5.13.
@@ -141,7 +144,7 @@ impl Seized {
             self.stopped = false;
             request(libc::PTRACE_CONT, self.thread, 0, usize::try_from(signal).unwrap_or(0))?;
         }
-        Ok(request(libc::PTRACE_SETOPTIONS, self.thread, 0, self.options | TRACE_CLONE)?)
+        Ok(request(libc::PTRACE_SETOPTIONS, self.thread, 0, self.options | TRACE_CLONE | KILLED_WITH_US)?)
     }
 
     /// Waits for its next stop; returns the ptrace event in it (zero for a plain trap) and its signal.
@@ -295,11 +298,12 @@ impl Seized {
         self.wait_stop(None).map(|_| ())
     }
 
-    /// Lets it run on, still seized.
+    /// Lets it run on, still seized, with registers of which it may make what it likes.
     ///
     /// # Errors
     /// When it ended.
     pub fn resume(&mut self) -> Result<(), CallError> {
+        request(libc::PTRACE_SETOPTIONS, self.thread, 0, self.options)?;
         request(libc::PTRACE_CONT, self.thread, 0, 0)?;
         self.stopped = false;
         Ok(())
@@ -437,6 +441,41 @@ mod tests {
         seized.stop().expect("it runs");
     }
 
+    /// What a tracer that ends leaves behind, after `until` of what it does to a program.
+    fn left_by_a_tracer(until: impl FnOnce(&mut Seized) + Send + 'static) -> Program {
+        let program = Program::run(|| {
+            loop {
+                std::hint::spin_loop();
+            }
+        });
+        let pid = program.pid();
+        let tracer = std::thread::spawn(move || {
+            let mut seized = Seized::new(pid).expect("a child of ours");
+            seized.stop().expect("it runs");
+            until(&mut seized);
+            std::mem::forget(seized);
+        });
+        tracer.join().expect("it does not fail");
+        program
+    }
+
+    /// A program went on with the registers of a call of ours when the pager was killed in the middle of adopting it.
+    #[test]
+    fn a_program_does_not_outlive_a_tracer_in_the_middle_of_a_call() {
+        let program = left_by_a_tracer(|seized| {
+            let registers = seized.registers().expect("it has stopped");
+            seized.set_registers(&Registers { rax: 1, ..registers }).expect("the same");
+        });
+        assert!(comes_true(|| program.ended_by() == Some(libc::SIGKILL)));
+    }
+
+    #[test]
+    fn a_program_outlives_a_tracer_that_has_let_it_run_on() {
+        let program = left_by_a_tracer(|seized| seized.resume().expect("it has stopped"));
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(program.ended_by(), None);
+    }
+
     /// A thread that a program was just making when it was adopted never ran, and the program never ended.
     #[test]
     fn a_thread_that_is_made_while_its_maker_is_seized_runs() {
@@ -491,9 +530,10 @@ mod tests {
                 unsafe { libc::kill(pid, libc::SIGKILL) };
             });
             let arguments = [u64::from(shared.cast_unsigned()), 0, 0, 0, 0, 0];
-            drop(seized.call(&registers, instruction, libc::SYS_clone, arguments));
-            drop(seized);
+            let called = seized.call(&registers, instruction, libc::SYS_clone, arguments);
+            // Let go before that, either would go on behind a call that is not its own.
             killer.join().expect("it has killed it");
+            drop((called, seized));
             let_go_of_strays(pid);
             // SAFETY: a null pointer is none.
             let ended = || unsafe { libc::waitpid(pid, std::ptr::null_mut(), libc::WNOHANG) } != 0;

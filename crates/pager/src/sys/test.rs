@@ -68,6 +68,18 @@ impl Program {
     pub fn pid(&self) -> i32 {
         self.0
     }
+
+    /// The signal that has ended it, if one has.
+    pub fn ended_by(&self) -> Option<i32> {
+        let (child, options) = (self.0.cast_unsigned(), libc::WEXITED | libc::WNOHANG | libc::WNOWAIT);
+        // SAFETY: plain integers, for which zeros are valid.
+        let mut told: libc::siginfo_t = unsafe { std::mem::zeroed() };
+        // SAFETY: `told` is writable.
+        unsafe { libc::waitid(libc::P_PID, child, &raw mut told, options) };
+        // SAFETY: zeros, or what is told of a child.
+        let (pid, status) = unsafe { (told.si_pid(), told.si_status()) };
+        (pid == self.0 && told.si_code == libc::CLD_KILLED).then_some(status)
+    }
 }
 
 impl Drop for Program {

@@ -198,6 +198,12 @@ pub struct OpenError {
 }
 
 impl OpenError {
+    pub(crate) const NO_SUCH_NAME: &str = "its name is unknown: correct it, or give an address";
+
+    pub(crate) fn no_such_name(server: &impl ToString) -> Self {
+        Self { server: server.to_string(), kind: OpenErrorKind::Unreachable, text: Self::NO_SUCH_NAME.into() }
+    }
+
     pub(crate) fn system(error: impl Into<std::io::Error>) -> Self {
         let text = format!("the pool cannot be opened: {}", error.into());
         Self { server: String::new(), kind: OpenErrorKind::System, text }

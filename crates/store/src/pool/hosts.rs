@@ -4,7 +4,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 
 use spillway_cluster::Host;
 
-use super::{OpenError, OpenErrorKind, UrlError};
+use super::{OpenError, UrlError};
 use crate::remote::news::SERVERS_MAX;
 
 /// The most servers that a pool has: a page's place takes a byte.
@@ -12,13 +12,9 @@ pub(super) const HOSTS_MAX: usize = SERVERS_MAX;
 
 /// Looks the name up, which may take seconds.
 pub(super) fn resolve(host: &Host) -> Result<Vec<SocketAddr>, OpenError> {
-    let unknown = || OpenError {
-        server: host.to_string(),
-        kind: OpenErrorKind::Unreachable,
-        text: "its name is unknown: correct it, or give an address".into(),
-    };
-    let addresses: Vec<SocketAddr> = (&host.name[..], host.port).to_socket_addrs().map_err(|_| unknown())?.collect();
-    if addresses.is_empty() { Err(unknown()) } else { Ok(addresses) }
+    let addresses: Vec<SocketAddr> =
+        (&host.name[..], host.port).to_socket_addrs().map_err(|_| OpenError::no_such_name(host))?.collect();
+    if addresses.is_empty() { Err(OpenError::no_such_name(host)) } else { Ok(addresses) }
 }
 
 /// Reads `host[:port],...`.

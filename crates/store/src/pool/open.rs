@@ -192,8 +192,9 @@ fn connect_again<P: Protocol>(
         };
         let host = &Host::parse(&note.name, 0).ok_or_else(unknown)?;
         let tls = tls.as_ref().map(|tls| tls.of(host)).transpose()?;
-        let peer = Peer { name: host.to_string(), addresses: hosts::resolve(host)?, protocol: speak(), tls };
-        Ok((peer, note))
+        // A server that is no more may have no name any more: it counts as one that is away.
+        let addresses = hosts::resolve(host).unwrap_or_default();
+        Ok((Peer { name: host.to_string(), addresses, protocol: speak(), tls }, note))
     };
     let servers = notes.into_iter().map(resume).collect::<Result<_, OpenError>>()?;
     let spare = stripes.map_or(0, |shape| shape.parity);

@@ -18,7 +18,8 @@ const SPARED_AFTER: Duration = Duration::from_millis(200);
 
 impl<P: Protocol> Remote<P> {
     /// Connects to the servers as the process that was there before, in their order. Those that are away may come back later, but
-    /// one must be there, and one that refuses is an error. Those that can be spared are not waited for.
+    /// one must be there, and one that refuses is an error. Those that can be spared are not waited for; without what others have
+    /// whose names are unknown, and who would never be back, nothing is taken over.
     pub(crate) fn take_over(
         ledger: Ledger,
         servers: Vec<(Peer<P>, Note)>,
@@ -29,6 +30,12 @@ impl<P: Protocol> Remote<P> {
         let now = Instant::now();
         let hash = PageHash::with_secrets(vault.secret(0), Some(vault.secret(1)));
         let (handles, left) = Handles::take_over(ledger, servers.len());
+        let nameless = servers.iter().enumerate().filter(|(_, (peer, _))| peer.addresses.is_empty());
+        let mut needed =
+            nameless.filter(|&(at, _)| left.iter().any(|&handle| usize::from(handles.slot(handle).server) == at));
+        if let Some((_, (peer, _))) = needed.nth(spare) {
+            return Err(OpenError::no_such_name(&peer.name));
+        }
         let servers = servers.into_iter().map(|(peer, note)| Server::resume(peer, &note, now)).collect();
         let mut remote = Self::of(servers, handles, hash, settings, now)?;
         remote.left = left;

@@ -110,6 +110,7 @@ enum Placement {
 /// A server to be used: its name for people, its addresses, how to speak to it.
 pub(crate) struct Peer<P> {
     pub(crate) name: String,
+    /// None of a server whose name is unknown: it is away.
     pub(crate) addresses: Vec<SocketAddr>,
     pub(crate) protocol: P,
     /// How connections are encrypted, if they are.

@@ -6,7 +6,7 @@ use spillway_wire::tls;
 
 use super::connection::Ended;
 use super::protocol::Refusal;
-use crate::pool::OpenErrorKind;
+use crate::pool::{OpenError, OpenErrorKind};
 
 /// It cannot be connected to.
 pub(super) fn unreachable(error: &io::Error) -> Refusal {
@@ -15,6 +15,11 @@ pub(super) fn unreachable(error: &io::Error) -> Refusal {
         _ => "it cannot be reached: check the address and the network",
     };
     (OpenErrorKind::Unreachable, format!("{remedy} ({})", plain(error)))
+}
+
+/// Nobody knows where it is.
+pub(super) fn unnamed() -> Refusal {
+    (OpenErrorKind::Unreachable, OpenError::NO_SUCH_NAME.into())
 }
 
 /// The connection ended by itself.

@@ -17,7 +17,7 @@ use super::handles::{Handles, List};
 use super::ledger::Note;
 use super::ops::{Kind, OpId, Ops, Queues, Stage};
 use super::protocol::{BATCH_MAX, Grant, Greeting, Name, Parcel, Protocol, Refusal};
-use super::refusals::{ended, silent, unreachable};
+use super::refusals::{ended, silent, unnamed, unreachable};
 use super::requests::{Asked, REQUESTS_MAX, Requests};
 use crate::{Handle, Urgency};
 
@@ -192,7 +192,10 @@ impl<P: Protocol> Server<P> {
     pub(crate) fn advance(&mut self, poller: BorrowedFd<'_>, now: Instant) -> Result<bool, Refusal> {
         match std::mem::replace(&mut self.link, Link::Changing) {
             Link::Down(buffers, at) if at <= now => {
-                let address = self.addresses[self.attempts % self.addresses.len()];
+                let Some(&address) = self.addresses.get(self.attempts % self.addresses.len().max(1)) else {
+                    self.link = Link::Down(buffers, now);
+                    return Err(unnamed());
+                };
                 self.attempts += 1;
                 match Connection::start(address, poller, buffers) {
                     Ok(connection) => self.link = Link::Connecting(connection, now),
