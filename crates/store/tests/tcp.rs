@@ -9,6 +9,7 @@ use common::lender::{Lender, assert_all, lost, put_all};
 use common::proxy::Proxy;
 use common::{PATIENCE, client, page, refusal};
 use spillway_server::Limits;
+use spillway_store::blocking::Client;
 use spillway_store::{Got, Handle, Put, StoreError, Urgency};
 
 #[test]
@@ -148,6 +149,36 @@ fn a_server_that_is_gone_is_waited_for_once() {
     proxy.refuse(false);
     client.steps(Duration::from_millis(1500));
     assert_all(&mut client, &pages[100..]);
+}
+
+/// As a frozen control group has it, or a virtual machine that is paused.
+#[test]
+fn a_pager_that_did_not_run_loses_nothing() {
+    let lender = Lender::start(64 << 20, |_| {});
+    let proxy = Proxy::to(lender.port);
+    let mut client = client(&format!("tcp://127.0.0.1:{}?deadline=600ms", proxy.port));
+    let pages = put_all(&mut client, 0..1000);
+    let mut unused = page(0);
+    let mut ask = |client: &mut Client, handle| client.store().get(handle, Urgency::Demand, &mut unused);
+    for (_, handle) in &pages {
+        assert_eq!(ask(&mut client, *handle), Ok(Got::Pending));
+    }
+    client.store().flush();
+    std::thread::sleep(Duration::from_millis(900));
+    for (number, handle) in &pages {
+        assert!(client.finish_get(*handle).is_ok_and(|got| *got == page(*number)), "page {number}");
+    }
+    // A server has not been away for longer than we looked.
+    proxy.refuse(true);
+    proxy.cut();
+    client.steps(Duration::from_millis(50));
+    assert_eq!(ask(&mut client, pages[0].1), Ok(Got::Pending));
+    std::thread::sleep(Duration::from_millis(900));
+    proxy.refuse(false);
+    assert_eq!(ask(&mut client, pages[1].1), Ok(Got::Pending));
+    for (number, handle) in &pages[..2] {
+        assert!(client.finish_get(*handle).is_ok_and(|got| *got == page(*number)), "page {number}");
+    }
 }
 
 /// Connections stay, and nothing is said on them any more.

@@ -40,7 +40,7 @@ impl<P: Protocol> Members for Remote<P> {
         Health {
             ready: server.is_ready(),
             // Before it has let us in once, nothing is expected of it.
-            gone: server.epoch == 0 || server.is_gone(now, self.settings.deadline),
+            gone: server.epoch == 0 || self.is_gone(server, now),
             full: server.is_full(now) || server.condition.free_pages == 0,
             leaving: server.is_leaving(),
             listed: server.has_joined(),
@@ -63,7 +63,7 @@ impl<P: Protocol> Members for Remote<P> {
             State::Lost => Presence::Dead,
             State::Kept | State::Getting if !server.has(slot.epoch) => Presence::Dead,
             _ if server.is_ready() => Presence::There,
-            _ if server.is_gone(now, self.settings.deadline) => Presence::Gone,
+            _ if self.is_gone(server, now) => Presence::Gone,
             _ => Presence::Away,
         };
         Chunk { member: slot.server, checksum: slot.checksum, presence }

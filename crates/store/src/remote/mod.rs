@@ -251,8 +251,9 @@ impl<P: Protocol> Remote<P> {
     /// Whether a copy with this checksum is, or will be, at the server.
     fn has(&mut self, handle: Handle, checksum: u64) -> Option<State> {
         let slot = *self.handles.get_mut(handle);
-        let there = slot.state == State::Putting || self.servers[usize::from(slot.server)].has(slot.epoch);
-        let gone = self.servers[usize::from(slot.server)].is_gone(Instant::now(), self.settings.deadline);
+        let server = &self.servers[usize::from(slot.server)];
+        let there = slot.state == State::Putting || server.has(slot.epoch);
+        let gone = self.is_gone(server, Instant::now());
         (slot.checksum == checksum && there && !gone && slot.state != State::Lost).then_some(slot.state)
     }
 
@@ -271,7 +272,7 @@ impl<P: Protocol> Remote<P> {
     fn ask(&mut self, handle: Handle, urgency: Urgency) -> Result<Got, StoreError> {
         let server = usize::from(self.handles.slot(handle).server);
         let now = Instant::now();
-        if self.servers[server].is_gone(now, self.settings.deadline) {
+        if self.is_gone(&self.servers[server], now) {
             // Others have waited for it long enough. What is only fetched ahead is lost, too: who brings all pages home would
             // ask for ever.
             return Err(StoreError::Lost);
@@ -282,6 +283,13 @@ impl<P: Protocol> Remote<P> {
         (slot.state, slot.op) = (State::Getting, op.place());
         self.servers[server].queues.of(Kind::Get(urgency)).push_back(op);
         Ok(Got::Pending)
+    }
+
+    /// Whether a server has been away for so long that nobody waits for it any more. After a time in which we did not run,
+    /// `progress` finds out first how much of it counts.
+    fn is_gone(&self, server: &Server<P>, now: Instant) -> bool {
+        let has_run = now.saturating_duration_since(self.next_tick) <= TICK_CALM * 2;
+        has_run && server.is_gone(now, self.settings.deadline)
     }
 
     fn hurry(&mut self, handle: Handle) {

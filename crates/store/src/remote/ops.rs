@@ -1,7 +1,7 @@
 //! What is under way: puts with their pages, and gets. Everything is sized at start; nothing is allocated for a page.
 
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use spillway_core::{PAGE_BYTES, Page};
 
@@ -167,6 +167,13 @@ impl Ops {
             })
             .collect();
         ids.into_iter()
+    }
+
+    /// Moves deadlines on, though not beyond the latest that there may be.
+    pub(crate) fn put_off(&mut self, by: Duration, latest: Instant) {
+        for op in self.ops.iter_mut().flatten() {
+            op.deadline = (op.deadline + by).min(latest);
+        }
     }
 
     /// Whether any get is past its deadline.

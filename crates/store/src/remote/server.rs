@@ -302,6 +302,12 @@ impl<P: Protocol> Server<P> {
         self.away_since.is_some_and(|since| now.saturating_duration_since(since) >= deadline)
     }
 
+    /// So much time does not count: it was us who did not run.
+    pub(crate) fn pass_over(&mut self, lost: Duration, now: Instant) {
+        self.heard = now;
+        self.away_since = self.away_since.map(|since| (since + lost).min(now));
+    }
+
     /// How long it has said nothing while something was asked of it.
     pub(crate) fn silence(&self, now: Instant) -> Duration {
         let oldest = self.requests.oldest();

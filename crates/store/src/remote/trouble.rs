@@ -142,8 +142,11 @@ impl<P: Protocol> Remote<P> {
         let _ = rustix::io::read(&self.timer, &mut expirations);
         let (patience, greeting) = (self.at_most(PATIENCE_MAX), self.at_most(GREETING_MAX));
         if now.saturating_duration_since(self.next_tick) > TICK_CALM * 2 {
-            // It was us who did not run: no silence of others follows from that.
-            self.servers.iter_mut().for_each(|server| server.heard = now);
+            // It was us who did not run: no silence of others follows from that, and what they answered meanwhile may still be
+            // in our sockets, of which a pass takes a part.
+            let lost = now.saturating_duration_since(self.next_tick);
+            self.servers.iter_mut().for_each(|server| server.pass_over(lost, now));
+            self.ops.put_off(lost, now + self.settings.deadline);
         }
         for at in 0..self.servers.len() {
             self.servers[at].leave_now = true;
