@@ -12,7 +12,7 @@ import termios
 import time
 
 import pytest
-from harness import children, eventually, executable
+from harness import children, eventually, executable, status_field
 from mechanics import Program, gone, let_go, running, squeeze, state
 
 CALLS = (
@@ -342,4 +342,27 @@ def test_tracers_of_a_managed_target_live_with_it(processes, spillway, fill, nee
     strace.wait(10)
     target.unharmed()
     let_go(attached)
+    target.unharmed()
+
+
+def test_a_debugger_keeps_the_target_managed(processes, spillway, fill, need):
+    """What has our thread in it cannot be let go: the thread stayed for ever, and nobody could adopt the process again."""
+    need("gdb")
+    target = Program(processes, [fill, 48]).ready()
+    attached = spillway.attach(target.pid, "8M")
+    spillway.settled(target.pid)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    gdb = processes.start(["gdb", "-q", "-nx", "-p", target.pid], **pipes)
+    tasks = pathlib.Path(f"/proc/{target.pid}/task")
+    eventually(lambda: {status_field(task.name, "TracerPid") for task in tasks.iterdir()} == {str(gdb.pid)}, "gdb to have all threads")
+    done = spillway.cli("detach", target.pid)
+    assert done.returncode == 1 and "gdb" in done.stderr and "have that detach first" in done.stderr, done.stderr
+    assert spillway.find(target.pid)
+    gdb.communicate(b"detach\nquit\n", 20)
+    target.unharmed()
+    spillway.detach(target.pid)
+    attached.wait(10)
+    assert len(list(tasks.iterdir())) == 1
+    target.unharmed()
+    let_go(spillway.attach(target.pid, "8M"))
     target.unharmed()

@@ -35,7 +35,7 @@ use crate::sys::sched::Hurried;
 use crate::sys::sequence;
 use crate::sys::uffd::Uffd;
 
-pub use checks::{examine, keeps_seized};
+pub use checks::{examine, keeps_seized, untraced};
 use checks::{quiet_thread, syscall_instruction};
 pub use leaving::end_agent_left_alone;
 use setup::Setup;

@@ -129,7 +129,10 @@ impl fmt::Display for Error {
                 write!(f, "process {pid} is a 32-bit program; only 64-bit x86 programs can be adopted")
             }
             Self::Traced { pid, tracer, name } => {
-                write!(f, "process {pid} is being traced by {name} (pid {tracer}); detach it first, then try again")
+                write!(
+                    f,
+                    "process {pid} is being traced by {name} (pid {tracer}); have that detach first, then try again"
+                )
             }
             Self::AlreadyAdopted(pid) => write!(
                 f,

@@ -10,6 +10,20 @@ use crate::error::Error;
 use crate::procfs;
 use crate::sys::process;
 
+/// Whether no debugger traces this thread of `pid`.
+///
+/// # Errors
+/// [`Error::Traced`].
+pub fn untraced(pid: i32, thread: i32) -> Result<(), Error> {
+    match procfs::status_field(thread, "TracerPid").and_then(|tracer| tracer.parse().ok()) {
+        Some(0) | None => Ok(()),
+        Some(tracer) => {
+            let name = procfs::status_field(tracer, "Name").unwrap_or_else(|| "another program".into());
+            Err(Error::Traced { pid, tracer, name })
+        }
+    }
+}
+
 /// Refuses what cannot be adopted, before anything is touched.
 ///
 /// # Errors
@@ -21,13 +35,9 @@ pub fn examine(pid: i32) -> Result<(), Error> {
     if state.starts_with(['Z', 'X']) || field("VmSize").is_none() {
         return Err(Error::NoMemoryOfItsOwn(pid));
     }
-    match field("TracerPid").and_then(|tracer| tracer.parse().ok()) {
-        Some(0) | None => {}
-        Some(tracer) => {
-            let name = procfs::status_field(tracer, "Name").unwrap_or_else(|| "another program".into());
-            let own = procfs::threads(pid).is_ok_and(|all| all.iter().any(|&thread| procfs::is_agent(pid, thread)));
-            return Err(if own { Error::AlreadyAdopted(pid) } else { Error::Traced { pid, tracer, name } });
-        }
+    if let Err(traced) = untraced(pid, living) {
+        let own = procfs::threads(pid).is_ok_and(|all| all.iter().any(|&thread| procfs::is_agent(pid, thread)));
+        return Err(if own { Error::AlreadyAdopted(pid) } else { traced });
     }
     match File::open(format!("/proc/{living}/exe")) {
         Ok(mut file) => {

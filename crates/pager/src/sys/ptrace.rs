@@ -5,6 +5,7 @@
 
 use std::cell::RefCell;
 use std::io;
+use std::ops::RangeInclusive;
 
 use spillway_core::Address;
 
@@ -23,6 +24,8 @@ const SUSPEND_SECCOMP: usize = 1 << 21;
 /// `PTRACE_GET_RSEQ_CONFIGURATION`, since 5.13.
 const GET_RSEQ_CONFIGURATION: libc::c_uint = 0x420f;
 const EVENT_CLONE: i32 = 3;
+/// What a call that is to be made again answers to the kernel itself (`include/linux/errno.h`).
+const RESTARTS: RangeInclusive<i64> = -516..=-512;
 const EVENT_STOP: i32 = 128;
 
 /// How long a thread may take to stop. Only a thread in an uninterruptible wait (a dead disk, say) takes longer than
@@ -277,7 +280,8 @@ impl Seized {
                 (_, signal) if signal != libc::SIGTRAP => deliver = usize::try_from(signal).unwrap_or(0),
                 _ => {
                     let after = self.registers()?;
-                    if after.rip != instruction {
+                    // A signal to all threads broke it off: the kernel has not yet said so, and makes the call again as we go on.
+                    if after.rip != instruction && !RESTARTS.contains(&after.rax.cast_signed()) {
                         return match after.rax.cast_signed() {
                             -4095..=-1 => Err(CallError::Answered(io::Error::from_raw_os_error(
                                 i32::try_from(-after.rax.cast_signed()).unwrap_or(libc::EINVAL),
@@ -378,7 +382,8 @@ fn signal_of(status: i32) -> usize {
 mod tests {
     use super::super::test::{Program, comes_true};
     use super::*;
-    use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering::Relaxed};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, Ordering::Relaxed};
     use std::time::Duration;
 
     /// A process that cannot stop for `busy_ms`: it waits in the kernel for its child to end, as after vfork(2).
@@ -432,6 +437,21 @@ mod tests {
             assert_ne!(page, libc::MAP_FAILED);
             &*page.cast::<AtomicU64>()
         }
+    }
+
+    /// What `clone` is told that makes a thread.
+    const A_THREAD: [u64; 6] = {
+        let shared = libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_SIGHAND | libc::CLONE_THREAD;
+        [shared.cast_unsigned() as u64, 0, 0, 0, 0, 0]
+    };
+
+    /// Where there is a `syscall` instruction, in a forked child as well.
+    fn system_call() -> u64 {
+        let code = (libc::syscall as *const u8).cast::<[u8; 2]>();
+        // SAFETY: code of libc's; a system call is within the few instructions of this function.
+        let at =
+            (0..64).find(|&at| unsafe { code.byte_add(at).read_unaligned() } == [0x0f, 0x05]).expect("a system call");
+        (code.addr() + at) as u64
     }
 
     /// Seizes it, lets it go on for a moment as adoption does, stops it, and lets it go.
@@ -508,12 +528,6 @@ mod tests {
     /// Where a thread of ours was killed as it made another, nobody knew of that one, and `spillway run` waited for ever.
     #[test]
     fn a_program_that_is_killed_while_a_thread_is_made_in_it_ends() {
-        let code = (libc::syscall as *const u8).cast::<[u8; 2]>();
-        // SAFETY: code of libc's; a system call is within the few instructions of this function.
-        let at =
-            (0..64).find(|&at| unsafe { code.byte_add(at).read_unaligned() } == [0x0f, 0x05]).expect("a system call");
-        let instruction = (code.addr() + at) as u64;
-        let shared = libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_SIGHAND | libc::CLONE_THREAD;
         for round in 0..300 {
             let program = Program::run(|| {
                 loop {
@@ -529,8 +543,7 @@ mod tests {
                 // SAFETY: no pointers.
                 unsafe { libc::kill(pid, libc::SIGKILL) };
             });
-            let arguments = [u64::from(shared.cast_unsigned()), 0, 0, 0, 0, 0];
-            let called = seized.call(&registers, instruction, libc::SYS_clone, arguments);
+            let called = seized.call(&registers, system_call(), libc::SYS_clone, A_THREAD);
             // Let go before that, either would go on behind a call that is not its own.
             killer.join().expect("it has killed it");
             drop((called, seized));
@@ -545,6 +558,39 @@ mod tests {
                 "in round {round}"
             );
         }
+    }
+
+    /// A program that was stopped and continued all the time could not be adopted: its `clone` was broken off, which counted as its answer.
+    #[test]
+    fn a_call_that_a_stop_breaks_off_is_made_again() {
+        let program = Program::run(|| {
+            loop {
+                std::hint::spin_loop();
+            }
+        });
+        let pid = program.pid();
+        let is_over = Arc::new(AtomicBool::new(false));
+        let stopper = std::thread::spawn({
+            let is_over = Arc::clone(&is_over);
+            move || {
+                while !is_over.load(Relaxed) {
+                    // SAFETY: no pointers.
+                    unsafe { libc::kill(pid, libc::SIGSTOP) };
+                    // SAFETY: no pointers.
+                    unsafe { libc::kill(pid, libc::SIGCONT) };
+                }
+            }
+        });
+        let mut seized = Seized::new(pid).expect("a child of ours");
+        seized.stop().expect("it runs");
+        let registers = seized.registers().expect("it has stopped");
+        let a_millisecond = [0, 0, 1, 0, 0, 0];
+        let calls: Vec<_> =
+            (0..100).map(|_| seized.call(&registers, system_call(), libc::SYS_poll, a_millisecond)).collect();
+        is_over.store(true, Relaxed);
+        stopper.join().expect("it ends");
+        let broken_off: Vec<_> = calls.iter().filter_map(|call| call.as_ref().err()).collect();
+        assert!(broken_off.is_empty(), "{broken_off:?}");
     }
 
     #[test]

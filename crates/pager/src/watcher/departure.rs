@@ -61,6 +61,10 @@ impl Watcher {
             let _ = reply.send(Departure::Done(Err(Error::Leaving)));
             return;
         }
+        if let Err(traced) = self.can_be_taken_out(|it| it.tally.tree == tree) {
+            let _ = reply.send(Departure::Done(Err(traced)));
+            return;
+        }
         let (homeward, answer) = channel();
         self.tell_inheritances();
         self.trees.change(tree, |tree| tree.leaving = true);

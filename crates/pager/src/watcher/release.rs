@@ -4,13 +4,18 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Instant;
 
 use super::looks::LOOK_LATEST;
+use super::process::Process;
 use super::{Departure, Watcher};
-use crate::adopt::Agent;
+use crate::adopt::{self, Agent};
 use crate::driver::{Command, Homeward};
 use crate::error::Error;
 
 impl Watcher {
     pub(super) fn release(&mut self, reply: &Sender<Departure>) {
+        if let Err(traced) = self.can_be_taken_out(|_| true) {
+            let _ = reply.send(Departure::Done(Err(traced)));
+            return;
+        }
         let (homeward, answer) = channel();
         self.tell_inheritances();
         self.send(Command::Release { reply: homeward });
@@ -45,6 +50,12 @@ impl Watcher {
                 }
             }
         }
+    }
+
+    /// Whether we can have these agents leave: not while a debugger has one of them.
+    pub(super) fn can_be_taken_out(&self, whose: impl Fn(&Process) -> bool) -> Result<(), Error> {
+        let theirs = self.processes.iter().filter(|(_, it)| it.agent != 0 && it.seized.is_none() && whose(it));
+        theirs.into_iter().try_for_each(|(&pid, process)| adopt::untraced(pid, process.agent))
     }
 
     /// Has all these agents leave, each of them whatever happens to another.
