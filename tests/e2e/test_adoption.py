@@ -53,6 +53,22 @@ def test_detach_from_outside(spillway, target):
     target.unharmed()
 
 
+def test_who_was_let_go_outlives_the_pager(processes, spillway, build):
+    """The front of `run` ended the program when a pager died that had nothing of it any more."""
+    target = Program(processes, [build("fill"), 64], spillway, "8M").ready()
+    pid = target.pid
+    entry = spillway.settled(pid)
+    spillway.detach(pid)
+    assert traits(pid)["registered"] == 0
+    # It tells its front within a quarter of a second.
+    time.sleep(0.6)
+    os.kill(entry["pager_pid"], signal.SIGKILL)
+    time.sleep(0.5)
+    target.ask("verify")
+    target.tell("exit 3")
+    assert target.status() == 3
+
+
 def test_detach_while_it_faults(spillway, target):
     target.ask("hammer 2")
     for _ in range(3):

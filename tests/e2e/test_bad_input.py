@@ -1,5 +1,6 @@
 """Bad input: one line that names the remedy, status 2, and nobody is harmed."""
 
+import json
 import os
 import pathlib
 import subprocess
@@ -144,3 +145,23 @@ def test_stats_file_that_cannot_be_written(spillway, target, tmp_path):
     refused(spillway.cli("attach", target.pid, "--stats", "/no/such/directory/stats"))
     assert not trace.exists()
     target.unharmed()
+
+
+def test_output_that_cannot_be_written_is_told(spillway):
+    """A listing that a full disk had cut off came with status 0."""
+    with open("/dev/full", "w") as full:
+        for command in [("ps", "--json"), ("doctor",), ("sim", "cost")]:
+            done = spillway.cli(*command, stdout=full)
+            assert done.returncode == 1 and "the output could not be written" in done.stderr, (command, done.stderr)
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_statistics_where_the_output_goes(spillway, tmp_path, stream):
+    """They took the place of all that the program had written."""
+    place = tmp_path / "output"
+    redirected = ">" if stream == "stdout" else "2>"
+    program = f"echo hello >&{1 if stream == 'stdout' else 2}"
+    command = f'"$0" run -q --stats /dev/{stream} -- sh -c "{program}" {redirected} "$1"'
+    subprocess.run(["sh", "-c", command, spillway.path, place], check=True, timeout=30)
+    hello, statistics = place.read_text().split("\n", 1)
+    assert hello == "hello" and json.loads(statistics)["faults"] == 0

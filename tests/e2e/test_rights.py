@@ -4,14 +4,17 @@ No right is taken from or given to this machine: users, capabilities and devices
 namespaces.
 """
 
+import contextlib
 import json
 import os
 import pathlib
 import shlex
 import shutil
+import socket
 import stat
 import subprocess
 import tempfile
+import time
 
 import pytest
 from harness import PIPES, Running, eventually, tree
@@ -258,3 +261,68 @@ def test_kernels_that_are_too_old(processes, spillway, target, tmp_path, lesser_
     doctor = cli("doctor")
     assert doctor.returncode == 1
     assert "remedy: boot" in doctor.stdout and "Linux 6.8 or newer" in doctor.stdout, doctor.stdout
+
+
+# Listens where a pager of this user would, and answers every question with the same words again and again.
+STRANGER = """
+import os, socket, sys, time
+os.makedirs(sys.argv[1], 0o700, exist_ok=True)
+place = os.path.join(sys.argv[1], "1.sock")
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(place)
+listener.listen(64)
+print("READY", flush=True)
+while True:
+    connection, _ = listener.accept()
+    if os.fork() == 0:
+        for _ in range(30):
+            connection.sendall(sys.argv[2].encode() + b"\\n")
+            time.sleep(1)
+        os._exit(0)
+"""
+
+
+@pytest.fixture
+def stranger(processes, need):
+    """Starts what another user could put in the way of root's commands."""
+    (setpriv,) = need("setpriv")
+    place = pathlib.Path(f"/tmp/spillway-{NOBODY}")
+
+    def start(answer):
+        rights = [setpriv, f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+        command = [*rights, "python3", "-c", STRANGER, place, answer]
+        process = processes.start(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout.readline() == "READY\n"
+
+    shutil.rmtree(place, ignore_errors=True)
+    yield start
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def test_another_user_does_not_keep_commands_waiting(spillway, stranger):
+    """One that only ever said how far it was kept `ps` waiting for ever, and `attach` deaf to Ctrl-C."""
+    stranger('{"progress":[0,1]}')
+    began = time.monotonic()
+    spillway.ps()
+    assert time.monotonic() - began < 8
+
+
+def test_another_user_is_not_believed_about_processes(processes, spillway, stranger, build):
+    """One that claimed a process was asked in its pager's stead: it could not be adopted, or was let go only in words."""
+    target = Program(processes, [build("fill"), 32]).ready()
+    attached = spillway.attach(target.pid, "8M")
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as connection:
+        connection.connect(f"/run/spillway/{attached.process.pid}.sock")
+        connection.sendall(b'{"op":"stats"}\n')
+        listing = json.loads(connection.makefile().readline())
+    assert listing["ok"]["pid"] == target.pid
+    spillway.detach(target.pid)
+    attached.process.wait(10)
+    stranger(json.dumps(listing))
+    again = processes.start([spillway.path, "attach", target.pid, "--local", "8M"], stderr=subprocess.PIPE, text=True)
+    assert "adopted process" in (line := again.stderr.readline()), line
+    # Once it is there to be asked.
+    eventually(lambda: os.path.exists(f"/run/spillway/{again.pid}.sock"), "its socket")
+    spillway.detach(target.pid)
+    assert again.wait(10) == 0 and traits(target.pid)["registered"] == 0
+    target.unharmed()

@@ -361,7 +361,7 @@ def test_a_debugger_keeps_the_target_managed(processes, spillway, fill, need):
     gdb.communicate(b"detach\nquit\n", 20)
     target.unharmed()
     spillway.detach(target.pid)
-    attached.wait(10)
+    attached.process.wait(10)
     assert len(list(tasks.iterdir())) == 1
     target.unharmed()
     let_go(spillway.attach(target.pid, "8M"))

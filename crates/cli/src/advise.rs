@@ -63,7 +63,7 @@ pub(crate) fn advise(args: &Args) -> Result<u8, Failure> {
     };
     let json = || serde_json::to_string_pretty(&report).map(|text| text + "\n");
     let text = if args.json { json().map_err(|e| Failure::new(FAILED, e.to_string()))? } else { report.text() };
-    say::print(&text);
+    say::print(&text)?;
     Ok(0)
 }
 

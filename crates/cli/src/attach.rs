@@ -209,8 +209,8 @@ pub(crate) fn manage(pid: i32, terms: &Terms<'_>, lasts: Option<Duration>) -> Re
     let local = local::parse_from(terms.local, terms.choice.floor_bytes())?;
     pool::parse(terms.pool)?;
     let stats = terms.stats.map(StatsFile::prepare).transpose()?;
-    sys::block_signals();
     refuse_managed(pid)?;
+    sys::block_signals();
     let (recording, recorder) = terms.tape.map(|tape| tape.start(local)).transpose()?.unzip();
     let (choice, replacement, on_pager_death) = (terms.choice, terms.replacement, OnPagerDeath::HoldTarget);
     let (store, lasting) = pool::open_lasting(terms.pool)?;

@@ -100,7 +100,7 @@ fn tell(args: &Args, results: &Results, machine: &Machine, files: Option<Files>)
     let json = results.json(machine);
     let json = serde_json::to_string(&json).map_err(|error| failed(error.to_string()))? + "\n";
     let text = if args.json { &json } else { &format!("{}\n\n{}", machine.line(), table::text(results)) };
-    say::print(text);
+    say::print(text)?;
     let Some(files) = files else { return Ok(()) };
     let charts = charts::all(results).map_err(|error| failed(error.to_string()))?;
     let page = html::page(results, &charts, machine);

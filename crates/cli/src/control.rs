@@ -217,6 +217,18 @@ pub(crate) fn ask(
     }
 }
 
+/// The same of a question that is answered at once: `limit` is all the time that there is, whatever else is said.
+pub(crate) fn ask_shortly(lines: &mut Lines, request: &Request, limit: Duration) -> Result<Value, String> {
+    lines.send(request).map_err(|error| format!("the pager does not listen: {error}"))?;
+    let line = lines.next(Some(limit)).map_err(|error| format!("no answer from the pager: {error}"))?;
+    match serde_json::from_slice(&line) {
+        Ok(Reply::Ok(value)) => Ok(value),
+        Ok(Reply::Error(text)) => Err(say::clean(&text)),
+        Ok(Reply::Progress(..)) => Err("the pager answers something else".into()),
+        Err(error) => Err(format!("the pager's answer is not understood: {error}")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

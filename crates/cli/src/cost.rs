@@ -27,7 +27,7 @@ pub(crate) struct Args {
 /// Compares, and prints what came out.
 pub(crate) fn cost(args: &Args) -> Result<u8, Failure> {
     if args.example {
-        say::print(PAPER);
+        say::print(PAPER)?;
         return Ok(0);
     }
     let text = args.file.as_deref().map(read).transpose()?;
@@ -40,7 +40,7 @@ pub(crate) fn cost(args: &Args) -> Result<u8, Failure> {
         true => json().map_err(|error| Failure::new(FAILED, error.to_string()))?,
         false => compared.iter().map(table).collect::<Vec<_>>().join("\n"),
     };
-    say::print(&text);
+    say::print(&text)?;
     Ok(0)
 }
 

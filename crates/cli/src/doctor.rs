@@ -23,7 +23,7 @@ pub(crate) fn doctor(args: &Args) -> Result<u8, Failure> {
     } else {
         table(&checks)
     };
-    say::print(&text);
+    say::print(&text)?;
     Ok(if checks.iter().all(|check| check.ok) { 0 } else { FAILED })
 }
 

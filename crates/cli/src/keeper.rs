@@ -70,6 +70,11 @@ impl Keeper {
         }
     }
 
+    /// Whether the program's end may be that of its pager, as an agent was first to see it.
+    pub(crate) fn may_have_ended_it(&self) -> bool {
+        matches!(self, Self::Own(pager) if pager.has_pages())
+    }
+
     /// Ends the recording.
     pub(crate) fn end_recording(&mut self) -> Result<Totals, String> {
         match self {

@@ -52,6 +52,11 @@ impl Lines {
         Ok(Self { stream, unread: Vec::new() })
     }
 
+    /// The same socket, for another thread to write to.
+    pub(crate) fn twin(&self) -> io::Result<Self> {
+        Ok(Self { stream: self.stream.try_clone()?, unread: Vec::new() })
+    }
+
     /// The next line, without its end, within `limit`, or for ever.
     pub(crate) fn next(&mut self, limit: Option<Duration>) -> Result<Vec<u8>, LineError> {
         let deadline = limit.map(|limit| Instant::now() + limit);

@@ -152,7 +152,7 @@ fn misused(error: &clap::Error) -> Result<u8, Failure> {
     let text = error.to_string();
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            say::print(&format!("{}\n", text.trim_end()));
+            say::print(&format!("{}\n", text.trim_end()))?;
             return Ok(0);
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {

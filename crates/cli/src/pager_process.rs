@@ -13,7 +13,7 @@ use crate::terms::Terms;
 use crate::trace::{FileRecorder, Tape};
 use crate::trouble::Trouble;
 use crate::{local, pool, replacement, say, sockets, sys};
-use serde_json::json;
+use serde_json::{Value, json};
 use spillway_pager::{Choice, OnPagerDeath, Options, Pager, Snapshot};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
@@ -29,8 +29,13 @@ const START_LIMIT: Duration = Duration::from_secs(60);
 const STATS_LIMIT: Duration = Duration::from_secs(5);
 /// How long the end of a recording may take: a disk may have to take what the ring holds.
 const RECORDING_LIMIT: Duration = Duration::from_secs(60);
+/// How long what a dead pager has said is waited for: it is there.
+const LAST_WORDS_LIMIT: Duration = Duration::from_millis(1);
 /// How often the pager looks at what nobody tells it: stops, what is stored, whether targets are left.
 const TICK: Duration = Duration::from_millis(250);
+
+/// What the front is told unasked, as progress, once all pages are home: the program needs no pager any more.
+const ALL_HOME: (u64, u64) = (0, 0);
 
 /// What the front hands over.
 #[derive(clap::Args)]
@@ -64,6 +69,8 @@ pub(crate) struct Args {
 pub(crate) struct PagerProcess {
     child: Child,
     lines: Lines,
+    /// It manages nothing any more.
+    let_go: bool,
 }
 
 impl PagerProcess {
@@ -94,7 +101,7 @@ impl PagerProcess {
         match answer.and_then(|line| serde_json::from_slice(&line).map_err(|error| error.to_string())) {
             Ok(Reply::Ok(ready)) => {
                 let warning = ready.get("warning").and_then(|text| text.as_str()).map(str::to_owned);
-                Ok((Self { child, lines }, warning))
+                Ok((Self { child, lines, let_go: false }, warning))
             }
             Ok(Reply::Error(text)) => {
                 let _ = child.wait();
@@ -108,31 +115,48 @@ impl PagerProcess {
         }
     }
 
+    fn ask(&mut self, request: &Request, limit: Duration) -> Result<Value, String> {
+        let let_go = &mut self.let_go;
+        control::ask(&mut self.lines, request, limit, &mut |done, total| *let_go |= (done, total) == ALL_HOME)
+    }
+
     /// Tells which process was started.
     pub(crate) fn set_target(&mut self, pid: i32) {
-        let _ = control::ask(&mut self.lines, &Request::Target { pid }, STATS_LIMIT, &mut |_, _| {});
+        let _ = self.ask(&Request::Target { pid }, STATS_LIMIT);
     }
 
     /// Tells that this process is about to stop itself, or goes on.
     pub(crate) fn announce_stop(&mut self, now: bool) {
-        let _ = control::ask(&mut self.lines, &Request::Stopping { now }, STATS_LIMIT, &mut |_, _| {});
+        let _ = self.ask(&Request::Stopping { now }, STATS_LIMIT);
     }
 
     /// The counters now; `None` when the pager does not answer.
     pub(crate) fn snapshot(&mut self) -> Option<Snapshot> {
-        let answer = control::ask(&mut self.lines, &Request::Stats, STATS_LIMIT, &mut |_, _| {}).ok()?;
+        let answer = self.ask(&Request::Stats, STATS_LIMIT).ok()?;
         serde_json::from_value::<Listing>(answer).ok().map(|listing| listing.snapshot)
     }
 
     /// Ends the recording.
     pub(crate) fn end_recording(&mut self) -> Result<Totals, String> {
-        let answer = control::ask(&mut self.lines, &Request::EndRecording, RECORDING_LIMIT, &mut |_, _| {})?;
+        let answer = self.ask(&Request::EndRecording, RECORDING_LIMIT)?;
         serde_json::from_value(answer).map_err(|error| error.to_string())
     }
 
-    /// Whether the process has ended.
+    /// Whether the process has ended that has pages of the program.
     pub(crate) fn is_dead(&mut self) -> bool {
-        matches!(self.child.try_wait(), Ok(Some(_)))
+        if self.let_go || !matches!(self.child.try_wait(), Ok(Some(_))) {
+            return false;
+        }
+        while let Ok(line) = self.lines.next(Some(LAST_WORDS_LIMIT)) {
+            self.let_go |=
+                matches!(serde_json::from_slice(&line), Ok(Reply::Progress(done, total)) if (done, total) == ALL_HOME);
+        }
+        !self.let_go
+    }
+
+    /// Whether it has pages of the program, as far as is known.
+    pub(crate) fn has_pages(&self) -> bool {
+        !self.let_go
     }
 }
 
@@ -159,6 +183,7 @@ pub(crate) fn serve(args: &Args) -> Result<u8, Failure> {
     if front.send(&Reply::Ok(json!({ "warning": warning }))).is_err() {
         return Ok(FAILED); // The front was ended meanwhile: nobody is left to tell.
     }
+    let mut unasked = front.twin().map_err(failed)?;
     let (gone, wait_gone) = mpsc::channel::<()>();
     let for_front = Arc::clone(&service);
     let answer = move || {
@@ -166,8 +191,11 @@ pub(crate) fn serve(args: &Args) -> Result<u8, Failure> {
         drop(gone);
     };
     control::thread("front").spawn(answer).map_err(failed)?;
-    let mut trouble = Trouble::default();
+    let (mut trouble, mut let_go) = (Trouble::default(), false);
     while wait_gone.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
+        if service.is_detached() && !std::mem::replace(&mut let_go, true) {
+            let _ = unasked.send(&Reply::Progress(ALL_HOME.0, ALL_HOME.1));
+        }
         service.mend_stops();
         trouble.tell(&service.snapshot());
     }

@@ -93,7 +93,7 @@ pub(crate) fn pool(args: &Args) -> Result<u8, Failure> {
         let of_it: Vec<&Listing> = pagers.iter().map(|found| &found.listing).filter(|it| is_of(it, url)).collect();
         table(&reports) + &groups(&of_it) + &warnings(url, &of_it, &reports)
     };
-    say::print(&text);
+    say::print(&text)?;
     Ok(if reports.iter().any(|report| report.error.is_some()) { FAILED } else { 0 })
 }
 

@@ -50,7 +50,7 @@ pub(crate) fn ps(args: &Args) -> Result<u8, Failure> {
     } else {
         table(&rows.into_iter().map(|row| row.cells).collect::<Vec<_>>())
     };
-    say::print(&text);
+    say::print(&text)?;
     Ok(0)
 }
 

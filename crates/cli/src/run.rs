@@ -118,7 +118,7 @@ fn go(
     }
     if !front.keeper.tell(quiet, stats) {
         // The agent in the target was first to see that the pager died.
-        if status.signal() == Some(libc::SIGKILL) && matches!(front.keeper, Keeper::Own(_)) {
+        if status.signal() == Some(libc::SIGKILL) && front.keeper.may_have_ended_it() {
             return Err(pager_died());
         }
         say::note("the pager gave no final counters; the program had ended by then");

@@ -4,6 +4,7 @@
 //! line, a file name, another pager's text) reaches a terminal with control characters in it; no line carries the
 //! numbers that the standard library appends to errors of the system.
 
+use crate::failure::{FAILED, Failure};
 use std::fmt::Display;
 use std::io::{self, Write};
 
@@ -12,10 +13,15 @@ pub(crate) fn note(text: impl Display) {
     let _ = writeln!(io::stderr(), "spillway: {}", plain(&text.to_string()));
 }
 
-/// Writes text to standard output. False when nobody reads it any more.
-pub(crate) fn print(text: &str) -> bool {
+/// Writes what was asked for to standard output. That nobody reads it any more is no failure.
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok()
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(why) if why.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Failure::new(FAILED, format!("the output could not be written: {}", error(&why))))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// An error of the system without its number.

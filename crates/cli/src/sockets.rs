@@ -17,7 +17,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a pager may take to answer a short question.
 pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(3);
@@ -50,10 +50,17 @@ fn directories() -> Vec<PathBuf> {
     let mut all = own_directories();
     if sys::effective_uid() == 0 {
         let entries = |path| fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
-        all.extend(entries("/run/user").map(|path| path.join("spillway")));
-        let others =
-            |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("spillway-"));
-        all.extend(entries("/tmp").filter(others));
+        let of_runtime = |path: PathBuf| {
+            let uid = path.file_name()?.to_str()?.parse::<u32>().ok()?;
+            Some((path.join("spillway"), uid))
+        };
+        let of_temporary = |path: PathBuf| {
+            let uid = path.file_name()?.to_str()?.strip_prefix("spillway-")?.parse::<u32>().ok()?;
+            Some((path, uid))
+        };
+        let others = entries("/run/user").filter_map(of_runtime).chain(entries("/tmp").filter_map(of_temporary));
+        // One that is not whose name it has was made by somebody who wants to be asked.
+        all.extend(others.filter(|(path, uid)| private_owner(path).is_ok_and(|it| it == *uid)).map(|(path, _)| path));
         all.sort();
         all.dedup();
     }
@@ -116,6 +123,8 @@ pub(crate) struct Found {
     pub(crate) listing: Listing,
     /// Ask it more.
     pub(crate) lines: Lines,
+    /// Whose it is.
+    owner: u32,
     /// The process that it was found by: of its own, or managed by it.
     pub(crate) known_by: i32,
 }
@@ -124,6 +133,14 @@ impl Found {
     /// Whether it is a daemon that was named itself, and not one of its targets.
     pub(crate) fn is_daemon_itself(&self) -> bool {
         self.listing.daemon && self.known_by == self.listing.pager_pid
+    }
+
+    /// Whether it is to be believed about a process: it could say that it manages any.
+    fn may_manage(&self, pid: i32) -> bool {
+        let own = sys::effective_uid();
+        self.owner == 0
+            || self.owner == own
+            || fs::metadata(format!("/proc/{pid}")).is_ok_and(|it| it.uid() == self.owner)
     }
 }
 
@@ -164,7 +181,7 @@ pub(crate) fn daemon() -> Result<Option<Found>, Failure> {
     if owner != 0 && owner != sys::effective_uid() {
         return Err(refused("is another user's"));
     }
-    match ask_who(stream) {
+    match ask_who(stream, owner) {
         Some(found) if found.listing.daemon => Ok(Some(found)),
         _ => Err(refused("does not answer")),
     }
@@ -173,7 +190,16 @@ pub(crate) fn daemon() -> Result<Option<Found>, Failure> {
 fn pagers_in(directory: &Path) -> Vec<Found> {
     let Ok(owner) = private_owner(directory) else { return Vec::new() };
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    entries.filter_map(|entry| question(entry.path(), owner)).collect()
+    let mut found = Vec::new();
+    for entry in entries {
+        let since = Instant::now();
+        found.extend(question(entry.path(), owner));
+        // Another user's that do not answer must not keep us for longer.
+        if owner != sys::effective_uid() && since.elapsed() >= ANSWER_LIMIT {
+            break;
+        }
+    }
+    found
 }
 
 fn question(path: PathBuf, owner: u32) -> Option<Found> {
@@ -193,14 +219,14 @@ fn question(path: PathBuf, owner: u32) -> Option<Found> {
     if peer(stream.as_fd()).ok()?.uid != owner {
         return None;
     }
-    ask_who(stream)
+    ask_who(stream, owner)
 }
 
-fn ask_who(stream: UnixStream) -> Option<Found> {
+fn ask_who(stream: UnixStream, owner: u32) -> Option<Found> {
     let mut lines = Lines::new(stream).ok()?;
-    let answer = control::ask(&mut lines, &Request::Stats, ANSWER_LIMIT, &mut |_, _| {}).ok()?;
+    let answer = control::ask_shortly(&mut lines, &Request::Stats, ANSWER_LIMIT).ok()?;
     let listing: Listing = serde_json::from_value(answer).ok()?;
-    Some(Found { known_by: listing.pager_pid, listing, lines })
+    Some(Found { known_by: listing.pager_pid, listing, lines, owner })
 }
 
 /// The pager that this process is; none if it does not answer this user.
@@ -223,7 +249,7 @@ pub(crate) fn pager_of(pid: i32) -> Result<Found, Failure> {
     };
     let ancestors = std::iter::successors(Some(pid), |&pid| crate::processes::parent(pid));
     for pid in ancestors.take_while(|&pid| pid > 1) {
-        if let Some(index) = pagers.iter().position(|found| manages(&found.listing, pid)) {
+        if let Some(index) = pagers.iter().position(|found| manages(&found.listing, pid) && found.may_manage(pid)) {
             return Ok(Found { known_by: pid, ..pagers.swap_remove(index) });
         }
     }

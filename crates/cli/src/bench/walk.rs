@@ -74,7 +74,7 @@ pub(crate) fn walk(args: &Args) -> Result<u8, Failure> {
     let count = usize::try_from(pages).map_err(|_| Failure::refused("--size is beyond this machine"))?;
     let figures = measure(args, &Pages::new(count, args.noise.into()).map_err(failed)?);
     let text = serde_json::to_string(&figures).map_err(|error| Failure::new(FAILED, error.to_string()))?;
-    say::print(&(text + "\n"));
+    say::print(&(text + "\n"))?;
     Ok(u8::from(figures.wrong > 0))
 }
 
