@@ -12,8 +12,8 @@ import sys
 import time
 
 import pytest
-from harness import MIB, REPOSITORY, children, eventually, status_field
-from mechanics import NONZERO, Program, coverage, let_go, refused, registered, running, squeeze, traits
+from harness import MIB, REPOSITORY, children, eventually, status_field, tree
+from mechanics import NONZERO, Program, coverage, let_go, refused, registered, rollup, running, squeeze, traits
 
 
 @pytest.fixture
@@ -504,3 +504,49 @@ def test_new_mappings_of_an_adopted_process_are_managed(spillway, target):
     let_go(attached)
     assert len(coverage(target.pid)) <= len(before)
     target.unharmed()
+
+
+# ---- children where pids mean nothing outside
+
+
+@pytest.fixture
+def heirs(processes, spillway, build, need):
+    """Starts tests/programs/heirs.c as the first process of a pid namespace, under a budget."""
+    (unshare,) = need("unshare")
+
+    def start(local, *arguments):
+        return Program(processes, [unshare, "--pid", "--fork", build("heirs"), *arguments], spillway, local)
+
+    return start
+
+
+@pytest.mark.parametrize("what", ["unmap", "move", "exit"])
+def test_a_child_has_what_its_parent_had_at_the_fork(spillway, heirs, what):
+    """What the parent did not have any more when it was asked, the child read as zeros."""
+    program = heirs("8M", what, 64).ready()
+    front = program.process.pid
+    eventually(lambda: [it for it in spillway.ps() if it["front_pid"] == front and it["evicted_pages"] > 10000], "most of it to be out")
+    program.tell("go")
+    assert program.line() == "OK"
+    assert program.status() == 0
+
+
+def test_one_child_after_the_other_is_kept_to_the_budget(processes, heirs):
+    """A second one could not be told from the first, which had its agent: both grew without bound."""
+    program = heirs("16M", "two", 48).ready().ready()
+
+    def agents():
+        return [pid for pid in tree(program.process.pid) if "spillway-agent" in names(pid)]
+
+    eventually(lambda: len(agents()) == 3, "both children to have an agent")
+    eventually(lambda: sum(rollup(pid) for pid in agents()) < 24 * MIB, "the budget to hold")
+    # With the first process of the namespace all of them end.
+    os.kill(children(program.pid)[0], signal.SIGKILL)
+    program.process.wait(10)
+
+
+def names(pid):
+    """The names of a process's threads."""
+    with contextlib.suppress(OSError):
+        return [open(f"/proc/{pid}/task/{thread}/comm").read().strip() for thread in os.listdir(f"/proc/{pid}/task")]
+    return []

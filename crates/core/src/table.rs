@@ -378,10 +378,11 @@ impl Table {
         self.next_where(hand, |chunk| chunk.used > chunk.mapped, outside)
     }
 
-    /// The next page at or after `hand` that is mapped and has a clean copy, before the table's end.
-    pub fn next_clean(&self, hand: &mut Hand) -> Option<PageIndex> {
+    /// The next page at or after `hand` that is mapped and has a clean copy, before the table's end; none where that is further away
+    /// than so many chunks, of which those passed are taken off.
+    pub fn next_clean(&self, hand: &mut Hand, chunks: &mut usize) -> Option<PageIndex> {
         let clean = |entry: Entry| entry.state() == State::Mapped && entry.handle().is_some();
-        self.next_where(hand, |chunk| chunk.mapped > 0, clean)
+        self.next_within(hand, chunks, |chunk| chunk.mapped > 0, clean)
     }
 
     /// The next page at or after `hand` that may be captured, before the table's end. No chance is taken or given.
@@ -395,7 +396,21 @@ impl Table {
         look_in: impl Fn(&Chunk) -> bool,
         wanted: impl Fn(Entry) -> bool,
     ) -> Option<PageIndex> {
+        let mut all = usize::MAX;
+        self.next_within(hand, &mut all, look_in, wanted)
+    }
+
+    fn next_within(
+        &self,
+        hand: &mut Hand,
+        chunks: &mut usize,
+        look_in: impl Fn(&Chunk) -> bool,
+        wanted: impl Fn(Entry) -> bool,
+    ) -> Option<PageIndex> {
         while hand.slot < self.chunks.slots() {
+            if *chunks == 0 {
+                return None;
+            }
             if let Some(chunk) = self.chunks.get(hand.slot).filter(|chunk| look_in(chunk)) {
                 while hand.page < CHUNK_PAGES {
                     let within = hand.page;
@@ -406,6 +421,7 @@ impl Table {
                 }
             }
             *hand = Hand { slot: hand.slot + 1, page: 0 };
+            *chunks -= 1;
         }
         *hand = Hand::default();
         None

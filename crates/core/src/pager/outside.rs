@@ -5,6 +5,9 @@ use crate::page::{State, Step};
 use crate::table::CHUNK_PAGES;
 use crate::units::{Address, PageIndex, TargetId};
 
+/// Chunks that one call of [`Pager::forgo_clean`] looks at: some ten microseconds.
+const FORGOING_CHUNKS: usize = 16;
+
 impl Pager {
     /// Up to `most` pages that are not in their targets, and where they belong; none when a whole pass found none. The
     /// pass goes on from call to call.
@@ -60,10 +63,11 @@ impl Pager {
     }
 
     /// The store has no room: gives up to `most` clean copies of pages that are in their targets. The pass goes on from call
-    /// to call.
+    /// to call, each of which looks at a few chunks only: soon there are none.
     pub fn forgo_clean(&mut self, most: usize) {
+        let mut chunks = FORGOING_CHUNKS;
         for _ in 0..most {
-            let Some(page) = self.table.next_clean(&mut self.clean_hand) else { return };
+            let Some(page) = self.table.next_clean(&mut self.clean_hand, &mut chunks) else { return };
             self.step(page, Step::Forgo);
         }
     }

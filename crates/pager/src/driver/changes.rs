@@ -91,7 +91,7 @@ impl Driver {
     /// A removal that concerns pages in the target is to be settled.
     pub(super) fn announce(&mut self, id: TargetId, span: Span) {
         let Some(target) = self.target(id) else { return };
-        let number = target.announced.removal(span);
+        let (number, span) = target.announced.removal(span);
         let _ = self.reports.send(Request::Report(Report::Removal(id, span, number)));
     }
 

@@ -67,12 +67,27 @@ impl Orphan {
 impl Watcher {
     /// A thread of a forked child has faulted for the first time.
     pub(super) fn hear_of_child(&mut self, target: TargetId, thread: i32) {
-        let told = procfs::process_of(thread).and_then(|pid| self.tell_inheritance(target, pid).map(|()| pid));
+        let asked = procfs::process_of(thread).map(|pid| pid.filter(|&pid| self.may_be(target, pid)));
+        let told = asked.and_then(|pid| self.tell_inheritance(target, pid).map(|()| pid));
         let Some(orphan) = self.orphans.iter_mut().find(|orphan| orphan.target == target) else { return };
         orphan.untold = told.is_err().then_some(thread);
         if let Ok(Some(pid)) = told {
             orphan.pid = Some(pid);
         }
+    }
+
+    /// Whether a process that is said to have faulted may be this forked child: a thread's number of another pid namespace names anyone,
+    /// and others fault in a child's memory, too, that read it.
+    fn may_be(&self, target: TargetId, pid: i32) -> bool {
+        let Some(orphan) = self.orphans.iter().find(|orphan| orphan.target == target) else { return false };
+        let another = self.processes.get(&pid).is_some_and(|process| process.target.is_some())
+            || self.orphans.iter().any(|other| other.target != target && other.pid == Some(pid));
+        let is_child = |parent: i32| procfs::stat(pid).is_ok_and(|stat| stat.parent == parent);
+        orphan.pid == Some(pid) || (!another && self.process_of(orphan.parent).is_none_or(is_child))
+    }
+
+    fn process_of(&self, target: TargetId) -> Option<i32> {
+        self.processes.iter().find(|(_, process)| process.target == Some(target)).map(|(&pid, _)| pid)
     }
 
     /// Tries again what could not be told.
@@ -83,7 +98,8 @@ impl Watcher {
     }
 
     /// Finds out what a forked child has of its parent's memory, from the child's own mappings: they are as they were at
-    /// the fork, and only the child itself can change them. No event tells of MADV_DONTFORK and MADV_WIPEONFORK.
+    /// the fork, and only the child itself can change them, which has stopped, or waits in its first fault. No event tells of
+    /// MADV_DONTFORK and MADV_WIPEONFORK.
     ///
     /// # Errors
     /// When we could not ask: nothing is told then. That it had inherited nothing would give it zeros for all it has.
@@ -99,20 +115,21 @@ impl Watcher {
         Ok(())
     }
 
+    /// The same from the parent's mappings, which may have changed since the fork: what is not there any more was there then, and
+    /// of a parent that has ended nothing is known. So the child has all but what is marked not to be inherited.
     fn tell_inheritance_from_parent(&self, target: TargetId) -> io::Result<()> {
         let parent = self.orphans.iter().find(|orphan| orphan.target == target).map(|orphan| orphan.parent);
-        let process = self.processes.iter().find(|(_, process)| parent.is_some() && process.target == parent);
-        let flags = |pid| procfs::mappings_with_flag(pid, &["dc", "wf", "um"]);
-        let marked = process.map_or(Ok(Vec::new()), |(&pid, _)| flags(pid))?;
-        let with = |flag: &str| marked.iter().filter(|(_, carried)| carried == flag).map(|(span, _)| *span).collect();
+        let flags = |pid| procfs::mappings_with_flag(pid, &["dc", "wf"]);
+        let marked = parent.and_then(|parent| self.process_of(parent)).map_or(Ok(Vec::new()), flags)?;
+        let with = |flag| marked.iter().filter(move |(_, carried)| carried == flag).map(|(span, _)| *span);
         let everything = Span { start: Address(0), end: Address(!(PAGE_BYTES_U64 - 1)) };
-        let has = if process.is_some() { [with("um"), with("wf")].concat() } else { vec![everything] };
-        self.send(Command::Inherit { target, wiped: with("wf"), has });
+        self.send(Command::Inherit { target, wiped: with("wf").collect(), has: everything.without(with("dc")) });
         Ok(())
     }
 
+    /// Tells what all forked children have inherited that run on meanwhile: what they move would be missed in their own mappings.
     pub(super) fn tell_inheritances(&self) {
-        self.orphans.iter().for_each(|orphan| drop(self.tell_inheritance(orphan.target, orphan.pid)));
+        self.orphans.iter().for_each(|orphan| drop(self.tell_inheritance_from_parent(orphan.target)));
     }
 
     /// A child of a managed parent that appeared after a fork, and is the only one that can be meant.
@@ -121,11 +138,11 @@ impl Watcher {
             if self.orphans[at].pid.is_some() {
                 continue;
             }
-            let parent = self.orphans[at].parent;
-            let parent = self.processes.iter().find(|(_, p)| p.target == Some(parent)).map(|(&pid, _)| pid);
+            let parent = self.process_of(self.orphans[at].parent);
             let rivals = self.orphans.iter().filter(|o| o.pid.is_none()).count();
             let Some(parent) = parent.filter(|_| rivals == 1) else { continue };
-            let taken = |pid: &i32| self.orphans.iter().any(|orphan| orphan.pid == Some(*pid));
+            let has_agent = |pid: &i32| self.processes.get(pid).is_some_and(|process| process.target.is_some());
+            let taken = |pid: &i32| has_agent(pid) || self.orphans.iter().any(|orphan| orphan.pid == Some(*pid));
             let mut children = procfs::children(parent).unwrap_or_default();
             let strangers = &self.orphans[at].strangers;
             children.retain(|pid| {
@@ -165,7 +182,7 @@ impl Watcher {
                 // It may be in a fault that waits for what it has inherited to be told.
                 Err(Error::DidNotStop(_)) => {
                     orphan.try_later();
-                    let _ = self.tell_inheritance(target, Some(pid));
+                    let _ = self.tell_inheritance_from_parent(target);
                 }
                 _ => orphan.refused = true,
             }
