@@ -45,7 +45,7 @@ use crate::sys::uffd::{Event, Message};
 use crate::target::{Flight, Target, Waiting};
 use crate::watcher::Request;
 
-pub use commands::{Command, Homeward, Report};
+pub use commands::{Command, Homeward, Report, portions};
 use departure::Leaving;
 use eviction::{WRITES_PER_TURN, Yield};
 use hands::{Hands, index, to_handle};

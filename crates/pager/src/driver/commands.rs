@@ -97,7 +97,7 @@ pub enum Command {
         /// Where.
         addresses: Vec<Address>,
     },
-    /// These pages are resident.
+    /// These pages are resident: a portion ([`portions`]).
     Found {
         /// Whose.
         target: TargetId,
@@ -213,13 +213,45 @@ pub enum Report {
     Buried(TargetId),
 }
 
+/// Pages in a portion: the fault thread takes well below a millisecond for them.
+const PORTION_PAGES: u64 = 4096;
+
+/// Spans of pages that were found, in portions.
+pub fn portions(spans: impl IntoIterator<Item = Span>) -> Vec<Vec<Span>> {
+    let (mut all, mut last, mut room) = (Vec::new(), Vec::new(), PORTION_PAGES);
+    for mut span in spans {
+        while span.pages() >= room {
+            let end = span.start.plus_pages(room);
+            last.push(Span { start: span.start, end });
+            all.push(std::mem::take(&mut last));
+            (span.start, room) = (end, PORTION_PAGES);
+        }
+        if span.pages() > 0 {
+            room -= span.pages();
+            last.push(span);
+        }
+    }
+    if !last.is_empty() {
+        all.push(last);
+    }
+    all
+}
+
 impl Driver {
-    /// Carries out commands; false when no more will come.
+    /// Carries out commands; false when no more will come. What is found of a large process comes in portions, and faults of others
+    /// between them.
     pub(super) fn obey(&mut self) -> bool {
         loop {
             match self.commands.try_recv() {
                 Ok(Command::End) => return false,
-                Ok(command) => self.carry_out(command),
+                Ok(command) => {
+                    let is_portion = matches!(command, Command::Found { .. });
+                    self.carry_out(command);
+                    if is_portion {
+                        self.bell.ring();
+                        return true;
+                    }
+                }
                 Err(TryRecvError::Empty) => return true,
                 Err(TryRecvError::Disconnected) => return false,
             }
@@ -353,5 +385,29 @@ impl Driver {
         for &span in wiped {
             self.core.removed(id, span);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_found_comes_in_portions() {
+        let span = |start: u64, pages| Span::of_pages(Address(start * 4096), pages);
+        let found = [span(0, 1), span(8, 3 * PORTION_PAGES), span(1 << 20, PORTION_PAGES - 1), span(1 << 21, 5)];
+        let portions = portions(found);
+        let pages = |portion: &Vec<Span>| portion.iter().map(|span| span.pages()).sum::<u64>();
+        assert_eq!(portions.iter().map(pages).collect::<Vec<_>>(), [vec![PORTION_PAGES; 4], vec![5]].concat());
+        // One behind the other they are what was found.
+        let mut joined: Vec<Span> = Vec::new();
+        for span in portions.into_iter().flatten() {
+            match joined.last_mut().filter(|last| last.end == span.start) {
+                Some(last) => last.end = span.end,
+                None => joined.push(span),
+            }
+        }
+        assert_eq!(joined, found);
+        assert!(super::portions([]).is_empty());
     }
 }

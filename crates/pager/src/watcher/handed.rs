@@ -12,7 +12,7 @@ use super::Watcher;
 use super::forks::Orphan;
 use super::process::Process;
 use crate::adopt;
-use crate::driver::Command;
+use crate::driver::{Command, portions};
 use crate::error::Error;
 use crate::handed::{Handed, Placed, Region};
 use crate::procfs;
@@ -77,7 +77,7 @@ impl Watcher {
                 missing.into_iter().for_each(|part| self.lay_out_part(target, part, region, image));
             }
         }
-        self.send(Command::Found { target, spans: there });
+        portions(there).into_iter().for_each(|spans| self.send(Command::Found { target, spans }));
         self.send(Command::Scanned { target });
         let has = regions.iter().map(|region| region.span).collect();
         self.send(Command::Inherit { target, wiped: Vec::new(), has });

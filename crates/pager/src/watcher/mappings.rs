@@ -8,7 +8,7 @@ use spillway_core::{Address, Span};
 use super::Watcher;
 use super::process::Process;
 use crate::choice::Choice;
-use crate::driver::Command;
+use crate::driver::{Command, portions};
 use crate::procfs::{self, Mapping, Size};
 use crate::stretch::stretches;
 use crate::sys::clock::thread_time;
@@ -61,8 +61,8 @@ impl Watcher {
                 let mut found = Vec::new();
                 // A process that is gone has nothing to be found.
                 let _ = pagemap.populated(span, |span| found.push(span));
-                if !found.is_empty() {
-                    let _ = self.commands.send(Command::Found { target, spans: found });
+                for spans in portions(found) {
+                    let _ = self.commands.send(Command::Found { target, spans });
                     self.bell.ring();
                 }
             }
@@ -105,7 +105,7 @@ impl Watcher {
             };
         }
         let pages = found.iter().map(|span| span.pages()).sum();
-        self.send(Command::Found { target, spans: found });
+        portions(found).into_iter().for_each(|spans| self.send(Command::Found { target, spans }));
         self.send(Command::Scanned { target });
         pages
     }
