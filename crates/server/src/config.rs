@@ -60,8 +60,15 @@ pub struct Limits {
     pub window_bytes: usize,
     /// Tenants.
     pub tenants_max: usize,
-    /// Connections.
+    /// Connections that were let in. A quarter as many may be there besides that have not said hello yet.
     pub connections_max: usize,
+}
+
+impl Limits {
+    /// Connections that may be there without a hello. They are counted apart: strangers are not to keep clients out.
+    pub(crate) fn strangers_max(&self) -> usize {
+        (self.connections_max / 4).max(1)
+    }
 }
 
 impl Default for Limits {

@@ -70,15 +70,15 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    pub(crate) fn new(stream: TcpStream, tls: Option<&tls::Server>, now: Instant) -> io::Result<Self> {
+    pub(crate) fn new(stream: TcpStream, shared: &Shared, now: Instant) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
         let mut challenge = [0; 32];
         for part in challenge.chunks_exact_mut(8) {
             part.copy_from_slice(&random_u64().to_ne_bytes());
         }
-        let (session, interest) = (Session::new(challenge), Interest::default());
-        let (peer, tls) = (stream.peer_addr()?, tls.map(|server| Box::new(server.accept())));
+        let (peer, tls) = (stream.peer_addr()?, shared.tls.as_ref().map(|server| Box::new(server.accept())));
+        let (session, interest) = (Session::new(challenge, shared), Interest::default());
         Ok(Self { stream, peer, tls, session, pending: Pending::default(), began: now, moved: now, interest })
     }
 
@@ -96,7 +96,8 @@ impl Connection {
     /// What to wait for.
     pub(crate) fn wanted(&self, shared: &Shared) -> Interest {
         let congested = self.session.is_congested(shared.limits.window_bytes);
-        Interest { read: !congested && !self.session.is_closing(), write: self.has_to_send() }
+        let reads = !congested && !self.session.is_closing() && !self.session.is_behind();
+        Interest { read: reads, write: self.has_to_send() }
     }
 
     /// Whether there is something that the client may be sent now.
@@ -168,6 +169,12 @@ impl Connection {
             let done = self.session.input(self.pending.all(), cx);
             self.pending.drop_front(done);
         }
+    }
+
+    /// Carries out requests that had to wait for another turn; sends what results.
+    pub(crate) fn catch_up(&mut self, cx: &mut Context<'_>) -> Result<(), Gone> {
+        self.pending_requests(cx);
+        self.send(cx)
     }
 
     /// Sends what the client takes, and carries out what had to wait for that.

@@ -23,6 +23,8 @@ const CLOCK_STEP: u32 = 64;
 /// Pages purged before gets are looked after again: 0.1 ms, measured where they are in the cache. All of a large tenant's
 /// take seconds, and a client gives up a page that does.
 const PURGE_STEP: usize = 256;
+/// Gets looked after before the rest has a step again: else it had none while they keep coming.
+const GETS_MAX: usize = 16;
 /// How long the clock rests when the file took no page, or no page could leave.
 const REST: Duration = Duration::from_secs(2);
 /// Free pages below which cold ones leave, as a share of all: what puts use up while the file is written.
@@ -62,24 +64,28 @@ impl Keeper {
         }
     }
 
-    /// Looks after all gets and does a step of everything else. Whether more gets may come.
-    fn turn(&mut self) -> bool {
+    /// Looks after some gets and does a step of everything else. Whether more gets may come.
+    pub(crate) fn turn(&mut self) -> bool {
         self.end_leases();
         // Purged first: it may make the room that else had to be made.
         let (purging, spilling) = (self.purge_some(), self.spill_some());
-        let wait = if purging || spilling { Duration::ZERO } else { TICK };
-        match self.gets.recv_timeout(wait) {
-            Ok(parked) => self.read(parked),
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => return false,
-        }
-        while let Ok(parked) = self.gets.try_recv() {
-            self.read(parked);
+        // Only the first is waited for, which does not happen while there are more.
+        let mut wait = if purging || spilling { Duration::ZERO } else { TICK };
+        for _ in 0..GETS_MAX {
+            match self.gets.recv_timeout(std::mem::take(&mut wait)) {
+                Ok(parked) => self.read(parked),
+                Err(RecvTimeoutError::Timeout) => break,
+                Err(RecvTimeoutError::Disconnected) => return false,
+            }
         }
         true
     }
 
+    /// Reads what is asked for, unless its connection has ended: a client that comes and goes must not keep the disk busy.
     fn read(&self, mut parked: Parked) {
+        if !parked.is_wanted() {
+            return parked.discard(&self.shared.pool);
+        }
         parked.read(&self.shared.pool);
         match parked.back.take() {
             Some((inbox, connection)) => inbox.hand_back(parked, connection),
@@ -182,7 +188,7 @@ mod tests {
     use super::*;
     use crate::config::{Config, Limits, SpillConfig};
     use crate::server::prepare;
-    use crate::tenants::Seat;
+    use crate::tenants::{Claim, Seat};
 
     const PAGES: usize = PURGE_STEP * 7 / 2;
 
@@ -222,7 +228,9 @@ mod tests {
         let mut work = Work::default();
         shared.pool.get(&seat.tenant.table, [key(at)].into_iter(), &mut work);
         assert_eq!(work.away.len(), 1);
-        Parked { id: 1, heads: work.heads, pins: work.pins, away: work.away, read: Vec::new(), back: None }
+        let claim = Claim::new(&seat.tenant, Parked::bytes_of(&work.pins, &work.away));
+        let (read, gone) = (Vec::new(), Arc::default());
+        Parked { id: 1, heads: work.heads, pins: work.pins, away: work.away, read, back: None, claim, gone }
     }
 
     #[test]
@@ -249,6 +257,26 @@ mod tests {
         assert!(held.windows(2).all(|two| two[0] - two[1] <= PURGE_STEP as u64), "{held:?}");
         let held = shared.pool.holdings();
         assert_eq!((held.distinct, held.stored_bytes, shared.pool.free.len()), (1, 0, PAGES as u64));
+    }
+
+    #[test]
+    fn gets_that_keep_coming_leave_time_for_the_rest() {
+        let (to_keeper, gets) = mpsc::channel();
+        let shared = shared("busy");
+        let mut keeper = Keeper::new(Arc::clone(&shared), gets);
+        let ((large, _), (other, _)) = (enter(&shared, 1), enter(&shared, 2));
+        put(&shared, &other, 0);
+        assert!([(); 2].map(|()| send_away(&shared.pool, NonZeroU32::MIN).is_ok_and(|moved| moved))[1]);
+        (0..PAGES).for_each(|at| put(&shared, &large, at));
+        shared.tenants.leave(&large, Instant::now());
+        (0..GETS_MAX * 3).for_each(|_| to_keeper.send(parked(&shared, &other, 0)).unwrap());
+        let (all, mut turns) = (shared.pool.holdings().keys, 0);
+        while other.tenant.parked_bytes() > 0 {
+            assert!(keeper.turn());
+            turns += 1;
+            assert_eq!(shared.pool.holdings().keys, all - turns * PURGE_STEP as u64);
+        }
+        assert_eq!(turns, 3);
     }
 
     #[test]

@@ -1,12 +1,14 @@
 //! A get that waits for pages of the spill file.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use spillway_core::{PAGE_BYTES, Page};
 use spillway_wire::answer::{Got, GotHead, PageStatus};
 
 use crate::pool::Pool;
 use crate::sys::pages::{Held, Pin};
+use crate::tenants::Claim;
 use crate::worker::Inbox;
 
 /// All that its answer needs. It travels to the keeper's thread and back.
@@ -21,12 +23,21 @@ pub(crate) struct Parked {
     pub(crate) read: Vec<Box<Page>>,
     /// Where it goes when it is done.
     pub(crate) back: Option<(Arc<Inbox>, u64)>,
+    /// The bytes that its answer will have, about.
+    pub(crate) claim: Claim,
+    /// Set when its connection has ended.
+    pub(crate) gone: Arc<AtomicBool>,
 }
 
 impl Parked {
-    /// Bytes that its answer will have, about.
-    pub(crate) fn bytes(&self) -> usize {
-        (self.pins.len() + self.away.len() + self.read.len()) * PAGE_BYTES
+    /// Bytes that an answer with these pages will have, about.
+    pub(crate) fn bytes_of(pins: &[Pin], away: &[(usize, Held)]) -> usize {
+        (pins.len() + away.len()) * PAGE_BYTES
+    }
+
+    /// Whether anyone waits for it.
+    pub(crate) fn is_wanted(&self) -> bool {
+        !self.gone.load(Relaxed)
     }
 
     /// Reads what is away. A page that cannot be read is lost, and the head says so.

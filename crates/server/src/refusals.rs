@@ -28,7 +28,7 @@ pub enum Why {
     Tls(tls::Failure),
     /// It speaks TLS, and this server does not.
     SpeaksTls,
-    /// There are as many connections as are allowed.
+    /// It has said no hello, and others came when there were as many such connections as are allowed.
     Crowd(usize),
 }
 
@@ -47,7 +47,9 @@ impl fmt::Display for Why {
             Self::SpeaksTls => {
                 f.write_str("it speaks TLS: give this server --tls-cert and --tls-key, or leave `tls=1` out of its URL")
             }
-            Self::Crowd(most) => write!(f, "there are {most} connections already, as many as are allowed"),
+            Self::Crowd(most) => {
+                write!(f, "it has not said hello, as {most} others have not, and no more than that are allowed")
+            }
         }
     }
 }

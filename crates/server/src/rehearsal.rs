@@ -1,7 +1,6 @@
 //! A server without sockets or threads, for tests and fuzzing: bytes in, bytes out.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use std::io::IoSlice;
@@ -43,8 +42,12 @@ impl Stage {
     /// A connection, which has sent its challenge already.
     #[must_use]
     pub fn connect(&self, challenge: Nonce) -> Peer {
-        self.0.connections.fetch_add(1, Relaxed);
-        Peer { stage: self.clone(), session: Some(Session::new(challenge)), work: Work::default(), pending: Vec::new() }
+        Peer {
+            stage: self.clone(),
+            session: Some(Session::new(challenge, &self.0)),
+            work: Work::default(),
+            pending: Vec::new(),
+        }
     }
 }
 
@@ -64,15 +67,9 @@ impl Peer {
         let Some(session) = &mut self.session else { return Vec::new() };
         let mut sent = Vec::new();
         self.pending.extend_from_slice(bytes);
-        let mut cx = Context {
-            shared,
-            work: &mut self.work,
-            now: Instant::now(),
-            parked: Vec::new(),
-            requests: 0,
-            refused: None,
-        };
+        let mut cx = Context::new(shared, &mut self.work, Instant::now());
         loop {
+            cx.next_turn();
             let done = session.input(&self.pending, &mut cx);
             self.pending.drain(..done);
             for mut parked in std::mem::take(&mut cx.parked) {
@@ -88,7 +85,8 @@ impl Peer {
                 session.output.advance(sent.len() - before, &shared.pool);
             }
             session.go_on(&mut cx);
-            if queued == 0 && session.output.queued() == 0 && cx.parked.is_empty() {
+            let waits = session.output.queued() > 0 || !cx.parked.is_empty() || session.is_behind();
+            if queued == 0 && !waits {
                 break;
             }
         }

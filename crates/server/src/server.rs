@@ -202,6 +202,7 @@ pub(crate) fn prepare(config: Config) -> Result<Shared, Error> {
         limits: config.limits,
         meters: (0..config.workers.max(1)).map(|_| Meter::new()).collect(),
         connections: AtomicUsize::new(0),
+        admitted: AtomicUsize::new(0),
         began: Instant::now(),
         ending: AtomicBool::new(false),
         leaving: AtomicBool::new(false),

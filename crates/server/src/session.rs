@@ -10,9 +10,10 @@ use spillway_wire::answer::{self, Condition, Got, PageStatus, To};
 use spillway_wire::auth::Channel;
 use spillway_wire::hello::{self, Code, HELLO_BYTES, Nonce, Received, Transcript, Welcome};
 use spillway_wire::request::{self, Class, Keys, Request, RequestBody};
-use spillway_wire::{BATCH_MAX, Key, Malformed, VERSION_MIN};
+use spillway_wire::{BATCH_MAX, FREE_PAGES_MAX, Key, Malformed, VERSION_MIN};
 
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
 
 use crate::output::Output;
@@ -20,7 +21,7 @@ use crate::parked::Parked;
 use crate::pool::Work;
 use crate::refusals::Why;
 use crate::shared::Shared;
-use crate::tenants::Seat;
+use crate::tenants::{Claim, Seat};
 
 /// The version that first knew servers that leave.
 const LEAVING_SINCE: u16 = 2;
@@ -28,6 +29,11 @@ const LEAVING_SINCE: u16 = 2;
 const BULK_MAX: usize = 64;
 /// Bytes waiting to be sent below which a get that was put off is begun: what a demand may have to wait behind.
 const BULK_BELOW_BYTES: usize = 256 << 10;
+/// Keys that a connection's requests may touch before its worker serves others: as many as one request may free. To look
+/// so many up in vain takes 0.7 ms.
+const TURN_KEYS: usize = FREE_PAGES_MAX as usize;
+/// A status counts for so many keys: it adds up what all threads have measured.
+const STATUS_KEYS: usize = BATCH_MAX;
 
 /// What a session needs from the thread that serves it.
 pub(crate) struct Context<'a> {
@@ -40,6 +46,24 @@ pub(crate) struct Context<'a> {
     pub(crate) requests: u64,
     /// Why the client was not let in.
     pub(crate) refused: Option<Why>,
+    /// Keys that may still be touched in this turn.
+    keys_left: usize,
+}
+
+impl<'a> Context<'a> {
+    /// For one turn of one connection.
+    pub(crate) fn new(shared: &'a Shared, work: &'a mut Work, now: Instant) -> Self {
+        Self { shared, work, now, parked: Vec::new(), requests: 0, refused: None, keys_left: TURN_KEYS }
+    }
+
+    /// Begins another turn.
+    pub(crate) fn next_turn(&mut self) {
+        self.keys_left = TURN_KEYS;
+    }
+
+    fn touch(&mut self, keys: usize) {
+        self.keys_left = self.keys_left.saturating_sub(keys);
+    }
 }
 
 enum Phase {
@@ -68,14 +92,31 @@ pub(crate) struct Session {
     bulk: VecDeque<Bulk>,
     /// Bytes of answers that wait for the spill file.
     parked_bytes: usize,
+    /// Nobody waits for those answers any more.
+    gone: Arc<AtomicBool>,
+    /// It is one of the connections that are limited.
+    admitted: bool,
+    /// A turn was over before all requests that were there had been carried out.
+    behind: bool,
 }
 
 impl Session {
     /// Begins with a challenge, which must be random.
-    pub(crate) fn new(challenge: Nonce) -> Self {
+    pub(crate) fn new(challenge: Nonce, shared: &Shared) -> Self {
+        shared.connections.fetch_add(1, Relaxed);
         let mut output = Output::default();
         output.head(|out| out.extend_from_slice(&hello::challenge(&challenge)));
-        Self { phase: Phase::Hello, challenge, version: VERSION_MIN, output, bulk: VecDeque::new(), parked_bytes: 0 }
+        Self {
+            phase: Phase::Hello,
+            challenge,
+            version: VERSION_MIN,
+            output,
+            bulk: VecDeque::new(),
+            parked_bytes: 0,
+            gone: Arc::default(),
+            admitted: false,
+            behind: false,
+        }
     }
 
     /// Has proofs count within one TLS session alone; to be called before any input.
@@ -105,7 +146,22 @@ impl Session {
 
     /// Whether the client must take answers before its next requests are looked at.
     pub(crate) fn is_congested(&self, window_bytes: usize) -> bool {
-        self.output.queued() + self.parked_bytes >= window_bytes || self.bulk.len() >= BULK_MAX
+        self.waiting_bytes() >= window_bytes || self.bulk.len() >= BULK_MAX
+    }
+
+    /// Whether requests are there that only wait for another turn.
+    pub(crate) fn is_behind(&self) -> bool {
+        self.behind && self.is_open()
+    }
+
+    /// Bytes of answers that wait: to be sent here, or for the spill file on any connection of the tenant. The latter count
+    /// only while one of them is for here, as nothing else makes the worker look again.
+    fn waiting_bytes(&self) -> usize {
+        let parked = match &self.phase {
+            Phase::Open(seat) if self.parked_bytes > 0 => seat.tenant.parked_bytes(),
+            _ => self.parked_bytes,
+        };
+        self.output.queued() + parked
     }
 
     /// How many bytes are missing to the end of what `pending` begins with; at least one.
@@ -156,6 +212,10 @@ impl Session {
         if !received.knows_token(&shared.token, &self.challenge) {
             return Err(if shared.token.is_empty() { Code::NoToken } else { Code::Token });
         }
+        self.admitted = shared.admit();
+        if !self.admitted {
+            return Err(Code::Busy);
+        }
         let (seat, existed) = shared.tenants.enter(&received, &shared.token, &self.challenge, cx.now)?;
         let welcome = Welcome {
             version,
@@ -181,7 +241,12 @@ impl Session {
 
     fn requests(&mut self, bytes: &[u8], seat: &Seat, cx: &mut Context<'_>) -> usize {
         let mut at = 0;
+        self.behind = false;
         while !self.is_congested(cx.shared.limits.window_bytes) {
+            if cx.keys_left == 0 {
+                self.behind = at < bytes.len();
+                break;
+            }
             match Request::decode(&bytes[at..]) {
                 Ok(Some((request, len))) => {
                     self.request(request, seat, cx);
@@ -201,6 +266,7 @@ impl Session {
     fn request(&mut self, request: Request<'_>, seat: &Seat, cx: &mut Context<'_>) {
         let (shared, table, scope) = (cx.shared, &seat.tenant.table, seat.tenant.scope);
         cx.requests += 1;
+        cx.touch(keys_of(&request.body));
         let to = To { id: request.id, condition: self.condition(shared) };
         match request.body {
             RequestBody::Put(puts) if shared.is_leaving() => {
@@ -242,9 +308,10 @@ impl Session {
 
     /// Begins gets that were put off, as far as what waits to be sent allows.
     fn begin_bulk(&mut self, seat: &Seat, cx: &mut Context<'_>) {
-        while self.output.queued() + self.parked_bytes < BULK_BELOW_BYTES
+        while self.waiting_bytes() < BULK_BELOW_BYTES
             && let Some(bulk) = self.bulk.pop_front()
         {
+            cx.touch(bulk.count);
             self.get(bulk.id, bulk.keys[..bulk.count].iter().copied(), seat, cx);
         }
     }
@@ -266,11 +333,12 @@ impl Session {
         let work = &mut *cx.work;
         cx.shared.pool.get(&seat.tenant.table, keys, work);
         if !work.away.is_empty() {
-            let (heads, pins) = (work.heads.clone(), work.pins.drain(..).collect());
-            let away = work.away.drain(..).collect();
-            let parked = Parked { id, heads, pins, away, read: Vec::new(), back: None };
-            self.parked_bytes += parked.bytes();
-            cx.parked.push(parked);
+            let (heads, pins): (_, Vec<_>) = (work.heads.clone(), work.pins.drain(..).collect());
+            let away: Vec<_> = work.away.drain(..).collect();
+            let claim = Claim::new(&seat.tenant, Parked::bytes_of(&pins, &away));
+            self.parked_bytes += claim.bytes();
+            let gone = Arc::clone(&self.gone);
+            cx.parked.push(Parked { id, heads, pins, away, read: Vec::new(), back: None, claim, gone });
             return;
         }
         let to = To { id, condition: self.condition(cx.shared) };
@@ -288,8 +356,7 @@ impl Session {
                 at
             })
             .collect();
-        let expected = parked.pins.len() + was_away.len();
-        self.parked_bytes = self.parked_bytes.saturating_sub(expected * spillway_core::PAGE_BYTES);
+        self.parked_bytes = self.parked_bytes.saturating_sub(parked.claim.bytes());
         if !self.is_open() {
             parked.discard(&shared.pool);
             return;
@@ -329,6 +396,7 @@ impl Session {
         if let Phase::Open(seat) = std::mem::replace(&mut self.phase, Phase::Closing) {
             shared.tenants.leave(&seat, Instant::now());
         }
+        self.gone.store(true, Relaxed);
         self.bulk.clear();
     }
 
@@ -337,9 +405,169 @@ impl Session {
         self.leave(shared);
         self.output.clear(&shared.pool);
         shared.connections.fetch_sub(1, Relaxed);
+        if self.admitted {
+            shared.admitted.fetch_sub(1, Relaxed);
+        }
+    }
+}
+
+/// What a request costs, in keys; a get that is put off costs them when it is begun.
+fn keys_of(body: &RequestBody<'_>) -> usize {
+    match body {
+        RequestBody::Put(puts) => puts.len(),
+        RequestBody::Get(Class::Demand, keys) => keys.len(),
+        RequestBody::Free(ranges) => ranges.map(|range| range.pages as usize).sum(),
+        RequestBody::Status => STATUS_KEYS,
+        RequestBody::Get(Class::Prefetch, _) | RequestBody::Heartbeat | RequestBody::Leave(_) => 1,
     }
 }
 
 fn seconds(duration: std::time::Duration) -> u32 {
     u32::try_from(duration.as_secs()).unwrap_or(u32::MAX).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU32;
+    use std::sync::mpsc;
+
+    use spillway_core::PAGE_BYTES;
+    use spillway_wire::Content;
+    use spillway_wire::hello::{Hello, Versions};
+    use spillway_wire::request::{PutPage, Range};
+
+    use super::*;
+    use crate::config::{Config, Limits, SpillConfig};
+    use crate::keeper::{Keeper, send_away};
+    use crate::server::prepare;
+    use crate::worker::Inbox;
+
+    const FIRST: Key = Key { region: 1, index: 0 };
+
+    /// A server with a spill file, and a window of so many pages.
+    fn shared(name: &str, window_pages: usize) -> Arc<Shared> {
+        let path = std::env::temp_dir().join(format!("spillway-session-{name}-{}", std::process::id()));
+        let mut config = Config::new(([127, 0, 0, 1], 0).into(), 4 << 20);
+        config.spill = Some(SpillConfig { path, bytes: 1 << 20 });
+        config.limits = Limits { window_bytes: window_pages * PAGE_BYTES, ..Limits::default() };
+        Arc::new(prepare(config).unwrap())
+    }
+
+    /// A connection of the one tenant; whatever it says is taken.
+    fn open(shared: &Shared) -> Session {
+        let challenge = [3; 32];
+        let hello =
+            Hello { versions: Versions::default(), create: true, take_over: false, tenant: [1; 16], nonce: [9; 32] };
+        let mut session = Session::new(challenge, shared);
+        ask(&mut session, shared, &hello.encode(b"", &[1; 16], &challenge));
+        assert!(session.is_open());
+        session
+    }
+
+    /// One turn with these bytes: how many were done with, and the gets that were parked.
+    fn ask(session: &mut Session, shared: &Shared, bytes: &[u8]) -> (usize, Vec<Parked>) {
+        let mut work = Work::default();
+        let mut cx = Context::new(shared, &mut work, Instant::now());
+        let done = session.input(bytes, &mut cx);
+        session.output.clear(&shared.pool);
+        (done, cx.parked)
+    }
+
+    /// Puts pages one by one and sends each to the file.
+    fn put_away(session: &mut Session, shared: &Shared, pages: u32) {
+        for index in 0..pages {
+            let (mut page, mut frame) = ([7; PAGE_BYTES], Vec::new());
+            page[..4].copy_from_slice(&index.to_le_bytes());
+            let key = Key { index, ..FIRST };
+            let put = PutPage { key, checksum: spillway_wire::checksum(&page), content: Content::Bytes(&page) };
+            request::put(&mut frame, 0, &[put]);
+            ask(session, shared, &frame);
+            let number = NonZeroU32::new(index + 1).unwrap();
+            // Twice, as the first time finds it used.
+            assert!([(); 2].map(|()| send_away(&shared.pool, number).is_ok_and(|moved| moved))[1]);
+        }
+    }
+
+    fn spilled(shared: &Shared) -> u64 {
+        shared.pool.spill.as_ref().map_or(0, |spill| spill.pages())
+    }
+
+    #[test]
+    fn a_turn_ends_when_many_keys_were_touched() {
+        let shared = shared("turn", 1024);
+        let mut session = open(&shared);
+        let (mut frees, mut halves) = (Vec::new(), Vec::new());
+        request::free(&mut frees, 1, &[Range { first: FIRST, pages: FREE_PAGES_MAX }]);
+        request::free(&mut halves, 1, &[Range { first: FIRST, pages: FREE_PAGES_MAX / 2 }]);
+        let (whole, half) = (frees.repeat(3), halves.repeat(3));
+        for (bytes, done) in [(&whole[..], frees.len()), (&half[..], 2 * halves.len())] {
+            assert_eq!((ask(&mut session, &shared, bytes).0, session.is_behind()), (done, true));
+        }
+        assert_eq!((ask(&mut session, &shared, &frees).0, session.is_behind()), (frees.len(), false));
+        // Many small requests are one turn, and the beginning of one is left to be completed.
+        let mut small = Vec::new();
+        (0..100).for_each(|id| request::heartbeat(&mut small, id));
+        small.extend_from_slice(&frees[..5]);
+        assert_eq!((ask(&mut session, &shared, &small).0, session.is_behind()), (small.len() - 5, false));
+        let mut statuses = Vec::new();
+        (0..1000).for_each(|id| request::status(&mut statuses, id));
+        assert!(ask(&mut session, &shared, &statuses).0 < statuses.len() && session.is_behind());
+        session.end(Code::Silent, &shared);
+        assert!(!session.is_behind());
+        session.close(&shared);
+    }
+
+    #[test]
+    fn nothing_is_read_for_a_connection_that_has_ended() {
+        let (to_keeper, gets) = mpsc::channel();
+        let shared = shared("ended", 1024);
+        let mut keeper = Keeper::new(Arc::clone(&shared), gets);
+        let inbox = Arc::new(Inbox::new().unwrap());
+        let mut session = open(&shared);
+        put_away(&mut session, &shared, 1);
+        let (mut get, mut free) = (Vec::new(), Vec::new());
+        request::get(&mut get, 1, Class::Demand, &[FIRST]);
+        request::free(&mut free, 2, &[Range { first: FIRST, pages: 1 }]);
+        let (_, mut parked) = ask(&mut session, &shared, &get);
+        ask(&mut session, &shared, &free);
+        let mut parked = parked.pop().unwrap();
+        parked.back = Some((Arc::clone(&inbox), 2));
+        session.close(&shared);
+        to_keeper.send(parked).unwrap();
+        assert_eq!(spilled(&shared), 1, "the get holds it");
+        assert!(keeper.turn());
+        // Had it been read, it would be in the inbox.
+        assert_eq!(spilled(&shared), 0);
+    }
+
+    #[test]
+    fn connections_of_a_tenant_share_a_window_of_gets_that_wait_for_the_file() {
+        const WINDOW: u32 = 4;
+        let shared = shared("window", WINDOW as usize);
+        let (mut one, mut two) = (open(&shared), open(&shared));
+        put_away(&mut one, &shared, WINDOW);
+        let mut gets = Vec::new();
+        for index in 0..WINDOW {
+            request::get(&mut gets, index, Class::Demand, &[Key { index, ..FIRST }]);
+        }
+        let (done, first) = ask(&mut one, &shared, &gets);
+        assert_eq!((done, first.len()), (gets.len(), WINDOW as usize));
+        // One at a time, or nothing would wake it.
+        let each = gets.len() / WINDOW as usize;
+        let (done, mut second) = ask(&mut two, &shared, &gets);
+        assert_eq!((done, second.len()), (each, 1));
+        assert!(ask(&mut two, &shared, &gets[each..]).1.is_empty());
+        two.resume(second.remove(0), &shared);
+        two.output.clear(&shared.pool);
+        second = ask(&mut two, &shared, &gets[each..]).1;
+        assert_eq!(second.len(), 1);
+        first.into_iter().for_each(|parked| one.resume(parked, &shared));
+        let (done, rest) = ask(&mut two, &shared, &gets[2 * each..]);
+        assert_eq!((done, rest.len()), (2 * each, 2));
+        // However they end, they count no more.
+        second.into_iter().chain(rest).for_each(|parked| parked.discard(&shared.pool));
+        let Phase::Open(seat) = &two.phase else { panic!() };
+        assert_eq!(seat.tenant.parked_bytes(), 0);
+        [one, two].into_iter().for_each(|session| session.close(&shared));
+    }
 }

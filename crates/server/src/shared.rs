@@ -25,7 +25,10 @@ pub(crate) struct Shared {
     pub(crate) limits: Limits,
     /// One a worker.
     pub(crate) meters: Box<[Meter]>,
+    /// All that are served, with a hello or without.
     pub(crate) connections: AtomicUsize,
+    /// Those of them that were let in.
+    pub(crate) admitted: AtomicUsize,
     pub(crate) began: Instant,
     pub(crate) ending: AtomicBool,
     /// Whether clients are to move their pages elsewhere; none are taken meanwhile.
@@ -42,6 +45,15 @@ impl Shared {
         if let Some(refusals) = &self.refusals {
             refusals.note(peer, why);
         }
+    }
+
+    /// Whether there is room for one more client; it is counted then, until its connection has gone.
+    pub(crate) fn admit(&self) -> bool {
+        let has_room = self.admitted.fetch_add(1, Relaxed) < self.limits.connections_max;
+        if !has_room {
+            self.admitted.fetch_sub(1, Relaxed);
+        }
+        has_room
     }
 
     /// What every answer says.

@@ -1,10 +1,11 @@
 //! Who has pages here, and on which connections.
 //!
-//! A tenant's secret is what it came with first. It lives while it has a connection, and a lease longer. *Take over*
-//! raises the tenant's epoch while no connection of it is carrying out anything; those of earlier epochs may not go on.
+//! A tenant's secret is what it came with first. It lives while it has a connection, and a lease longer if it has pages:
+//! those that only look at a server, or tell it to leave, come and go without. *Take over* raises the tenant's epoch while no
+//! connection of it is carrying out anything; those of earlier epochs may not go on.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
@@ -24,6 +25,37 @@ pub(crate) struct Tenant {
     pub(crate) scope: u32,
     pub(crate) table: Table,
     epoch: RwLock<u64>,
+    /// Bytes of answers that wait for the spill file, on all its connections.
+    parked_bytes: AtomicUsize,
+}
+
+impl Tenant {
+    pub(crate) fn parked_bytes(&self) -> usize {
+        self.parked_bytes.load(Relaxed)
+    }
+}
+
+/// Bytes of an answer that are counted as a tenant's, as long as it lives.
+pub(crate) struct Claim {
+    tenant: Arc<Tenant>,
+    bytes: usize,
+}
+
+impl Claim {
+    pub(crate) fn new(tenant: &Arc<Tenant>, bytes: usize) -> Self {
+        tenant.parked_bytes.fetch_add(bytes, Relaxed);
+        Self { tenant: Arc::clone(tenant), bytes }
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.tenant.parked_bytes.fetch_sub(self.bytes, Relaxed);
+    }
 }
 
 /// A connection's right to a tenant's pages.
@@ -110,14 +142,21 @@ impl Tenants {
 
     fn make(&self, id: TenantId, secret: Secret) -> Tenant {
         let scope = self.next_scope.fetch_add(1, Relaxed).max(1);
-        Tenant { id, secret, incarnation: random_u64(), scope, table: Table::new(), epoch: RwLock::new(0) }
+        let (incarnation, table, epoch, parked_bytes) =
+            (random_u64(), Table::new(), RwLock::new(0), AtomicUsize::new(0));
+        Tenant { id, secret, incarnation, scope, table, epoch, parked_bytes }
     }
 
-    /// A seated connection has ended.
+    /// A seated connection has ended. With the last of them goes a tenant that has no pages: there is nothing to keep for
+    /// it, and what of its answers is still under way needs no tenant.
     pub(crate) fn leave(&self, seat: &Seat, now: Instant) {
-        if let Some(entry) = self.entries().get_mut(&seat.tenant.id) {
+        let mut entries = self.entries();
+        if let Some(entry) = entries.get_mut(&seat.tenant.id) {
             entry.connections -= 1;
             entry.left = now;
+            if entry.connections == 0 && entry.tenant.table.len() == 0 {
+                entries.remove(&seat.tenant.id);
+            }
         }
     }
 

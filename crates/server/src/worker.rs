@@ -1,10 +1,11 @@
 //! A thread that serves connections.
 //!
-//! Each connection belongs to one worker from its acceptance to its end. A worker waits for nothing but epoll.
+//! Each connection belongs to one worker from its acceptance to its end. A worker waits for nothing but epoll. What a
+//! connection may have done in one turn is limited; what is left is done when others had theirs.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
@@ -85,6 +86,18 @@ impl Inbox {
         self.wake();
     }
 
+    /// Hands a connection over, unless so many wait for the worker already.
+    fn offer(&self, stream: TcpStream, most: usize) -> Result<(), TcpStream> {
+        let mut letters = self.letters.lock().expect("nothing panics with the letters locked");
+        if letters.iter().filter(|letter| matches!(letter, Letter::Connection(_))).count() >= most {
+            return Err(stream);
+        }
+        letters.push(Letter::Connection(stream));
+        drop(letters);
+        self.wake();
+        Ok(())
+    }
+
     /// Hands a get back whose pages were read.
     pub(crate) fn hand_back(&self, parked: Parked, connection: u64) {
         self.send(Letter::Read(Box::new(parked), connection));
@@ -111,6 +124,10 @@ pub(crate) struct Worker {
     listener: Option<TcpListener>,
     epoll: Epoll,
     connections: HashMap<u64, Connection>,
+    /// Connections that had not said hello when it was last looked, the oldest first.
+    strangers: VecDeque<u64>,
+    /// Connections with requests left from their last turn.
+    behind: Vec<u64>,
     next_connection: u64,
     /// The worker that gets the next connection.
     next_worker: usize,
@@ -140,6 +157,8 @@ impl Worker {
             listener,
             epoll,
             connections: HashMap::new(),
+            strangers: VecDeque::new(),
+            behind: Vec::new(),
             next_connection: FIRST_CONNECTION,
             next_worker: 0,
             work: Work::default(),
@@ -157,10 +176,12 @@ impl Worker {
         while !self.shared.ending.load(Relaxed) {
             let before = Instant::now();
             events.clear();
-            if !nearby.follows() {
+            if !nearby.follows() && self.behind.is_empty() {
                 self.look(&mut events, &mut spin)?;
             }
-            if events.is_empty() {
+            if !self.behind.is_empty() {
+                events.extend(self.epoll.wait(Duration::ZERO)?);
+            } else if events.is_empty() {
                 // Nothing to do at once: what was kept for the next put goes back.
                 self.shared.pool.settle(&mut self.work);
                 let to_tick = (ticked + TICK).saturating_duration_since(before);
@@ -170,8 +191,12 @@ impl Worker {
             let now = Instant::now();
             watch.waited(before, now, &self.shared.meters[self.at]);
             self.requests = 0;
+            let behind = std::mem::take(&mut self.behind);
             for event in &events {
                 self.serve(*event, now);
+            }
+            for token in behind {
+                self.with(token, now, |connection, _, cx| connection.catch_up(cx));
             }
             let sole = if let [event] = events[..] { Some(event.token) } else { None };
             nearby.note(sole, self.requests, |token| self.connections.get(&token)?.on_this_host());
@@ -200,7 +225,7 @@ impl Worker {
     fn serve(&mut self, event: Event, now: Instant) {
         match event.token {
             BELL => self.read_letters(now),
-            LISTENER => self.accept(),
+            LISTENER => self.accept(now),
             token => {
                 self.with(
                     token,
@@ -221,8 +246,7 @@ impl Worker {
         act: impl FnOnce(&mut Connection, &mut [u8], &mut Context<'_>) -> Result<(), Gone>,
     ) {
         let Some(connection) = self.connections.get_mut(&token) else { return };
-        let mut cx =
-            Context { shared: &self.shared, work: &mut self.work, now, parked: Vec::new(), requests: 0, refused: None };
+        let mut cx = Context::new(&self.shared, &mut self.work, now);
         let went = act(connection, &mut self.buffer, &mut cx);
         let (parked, requests, refused) = (cx.parked, cx.requests, cx.refused);
         if let Some(why) = refused {
@@ -237,6 +261,9 @@ impl Worker {
         }
         let connection = self.connections.get_mut(&token).filter(|_| went.is_ok());
         let kept = connection.is_some_and(|connection| {
+            if connection.session.is_behind() && !self.behind.contains(&token) {
+                self.behind.push(token);
+            }
             let wanted = connection.wanted(&self.shared);
             let same = wanted == connection.interest;
             connection.interest = wanted;
@@ -272,36 +299,56 @@ impl Worker {
         }
     }
 
-    fn accept(&mut self) {
+    fn accept(&mut self, now: Instant) {
         let Some(listener) = &self.listener else { return };
         // A failure concerns the one connection, or will come again: nobody is there to be told.
         let Ok((stream, peer)) = listener.accept() else { return };
-        let most = self.shared.limits.connections_max;
-        if self.shared.connections.fetch_add(1, Relaxed) >= most {
-            self.shared.connections.fetch_sub(1, Relaxed);
-            self.shared.refused(peer, Why::Crowd(most));
-            return;
-        }
         self.next_worker = (self.next_worker + 1) % self.inboxes.len();
-        self.inboxes[self.next_worker].send(Letter::Connection(stream));
+        // None of these has said hello. More of them come only faster than the worker looks.
+        if let Err(stream) = self.inboxes[self.next_worker].offer(stream, self.shared.limits.strangers_max()) {
+            self.turn_away(stream, peer, now);
+        }
+    }
+
+    /// Refuses a connection that is nobody's yet.
+    fn turn_away(&mut self, stream: TcpStream, peer: SocketAddr, now: Instant) {
+        self.shared.refused(peer, Why::Crowd(self.shared.limits.strangers_max()));
+        if let Ok(mut connection) = Connection::new(stream, &self.shared, now) {
+            connection.end(Code::Busy, &mut Context::new(&self.shared, &mut self.work, now));
+            connection.session.close(&self.shared);
+        }
+    }
+
+    /// Makes room for one more connection without a hello. The oldest goes: a client that is there to be served says hello
+    /// at once, so whoever would keep it out must connect faster than that, again and again.
+    fn make_room(&mut self, now: Instant) {
+        let is_new = |token: &u64| self.connections.get(token).is_some_and(|connection| connection.session.is_new());
+        self.strangers.retain(is_new);
+        let most = self.shared.limits.strangers_max();
+        // This worker's share, as each gets as many of the new ones.
+        let share = most.div_ceil(self.inboxes.len());
+        while self.strangers.len() >= share
+            && let Some(oldest) = self.strangers.pop_front()
+        {
+            self.with(oldest, now, |connection, _, cx| {
+                cx.refused = Some(Why::Crowd(most));
+                connection.end(Code::Busy, cx);
+                Err(Gone)
+            });
+        }
     }
 
     fn add(&mut self, stream: TcpStream, now: Instant) {
+        self.make_room(now);
         let token = self.next_connection;
         self.next_connection += 1;
-        let added = Connection::new(stream, self.shared.tls.as_ref(), now).and_then(|mut connection| {
-            connection.interest = READ;
-            self.epoll.add(connection.fd(), token, READ).map(|()| connection)
-        });
-        match added {
-            Ok(connection) => {
-                self.connections.insert(token, connection);
-                self.with(token, now, |connection, _, cx| connection.send(cx));
-            }
-            Err(_) => {
-                self.shared.connections.fetch_sub(1, Relaxed);
-            }
-        }
+        // Whoever has gone already is not missed.
+        let Ok(mut connection) = Connection::new(stream, &self.shared, now) else { return };
+        connection.interest = READ;
+        let added = self.epoll.add(connection.fd(), token, READ);
+        self.connections.insert(token, connection);
+        self.strangers.push_back(token);
+        self.with(token, now, |connection, _, cx| added.map_or(Err(Gone), |()| connection.send(cx)));
     }
 
     fn drop_connection(&mut self, token: u64) {
@@ -327,5 +374,20 @@ impl Worker {
                 Err(Gone)
             });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_connections_wait_for_a_worker() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("bound");
+        let inbox = Inbox::new().expect("a bell");
+        let offer = || inbox.offer(TcpStream::connect(address).expect("connected"), 2).is_ok();
+        assert_eq!([(); 3].map(|()| offer()), [true, true, false]);
+        assert_eq!(inbox.take().len(), 2);
     }
 }

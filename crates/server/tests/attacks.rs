@@ -148,6 +148,32 @@ fn tenants_are_limited() {
 }
 
 #[test]
+fn tenants_without_pages_go_with_their_connections() {
+    let stage = stage();
+    let mut keeps = enter(&stage, &HELLO, &[1; 16]);
+    assert_eq!(put(&mut keeps, KEY, 1), PageStatus::Ok);
+    for tenant in 2..20 {
+        let hello = Hello { tenant: [tenant; 16], ..HELLO };
+        let (first, second) = (enter(&stage, &hello, &[1; 16]), enter(&stage, &hello, &[1; 16]));
+        assert!(second.reply.is_ok_and(|welcome| welcome.existed));
+        drop(first);
+        // The other connection is there still.
+        let mut third = enter(&stage, &Hello { create: false, ..hello }, &[1; 16]);
+        assert_eq!(put(&mut third, KEY, tenant), PageStatus::Ok);
+        let mut bytes = Vec::new();
+        request::free(&mut bytes, 1, &[Range { first: KEY, pages: 1 }]);
+        third.peer.feed(&bytes);
+        drop((second, third));
+        let again = greet(&stage, [3; 32], &Hello { create: false, take_over: true, ..hello }, TOKEN, &[1; 16]);
+        assert_eq!(again.reply.err(), Some(Code::UnknownTenant), "as after a lease");
+    }
+    drop(keeps);
+    let mut keeps = enter(&stage, &Hello { create: false, ..HELLO }, &[1; 16]);
+    assert_eq!(get(&mut keeps, KEY), Ok(1));
+    assert!(stage.is_consistent());
+}
+
+#[test]
 fn who_takes_over_is_the_only_one() {
     let stage = stage();
     let mut old = enter(&stage, &HELLO, &[1; 16]);

@@ -2,16 +2,16 @@
 
 mod common;
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use common::{Client, LISTEN, MIB, Running, eventually, hello, page, start};
+use common::{Client, LISTEN, MIB, Running, connect, eventually, hello, page, start};
 use spillway_server::{Config, Error, Limits, Server};
 use spillway_wire::Key;
 use spillway_wire::answer::{AnswerBody, PageStatus};
-use spillway_wire::hello::{Code, Hello, Versions};
-use spillway_wire::request::{self, Class};
+use spillway_wire::hello::{CHALLENGE_BYTES, Code, HELLO_BYTES, Hello, Reply, Transcript, Versions};
+use spillway_wire::request::{self, Class, Range};
 
 fn key(index: u32) -> Key {
     Key { region: 1, index }
@@ -201,14 +201,60 @@ fn an_ending_server_says_goodbye() {
 #[test]
 fn connections_are_limited() {
     let server = hasty(Limits { connections_max: 2, ..Limits::default() });
-    let (one, _two) = (Client::new(&server, 1), Client::new(&server, 1));
-    let mut third = TcpStream::connect(server.address).expect("connected");
-    assert_eq!(std::io::Read::read(&mut third, &mut [0; 100]).ok(), Some(0));
+    let (one, mut two) = (Client::new(&server, 1), Client::new(&server, 1));
+    assert_eq!(Client::greet(&server, &hello(2), b"").err(), Some(Code::Busy));
+    eventually("the end of the third", || two.status().connections == 2);
     drop(one);
-    eventually("room for one more", || {
-        let mut stream = TcpStream::connect(server.address).expect("connected");
-        std::io::Read::read(&mut stream, &mut [0; 100]).is_ok_and(|len| len > 0)
-    });
+    eventually("room for one more", || Client::greet(&server, &hello(2), b"").is_ok());
+}
+
+#[test]
+fn strangers_keep_no_client_out_and_learn_why_they_go() {
+    const MOST: usize = 16;
+    let server = hasty(Limits { connections_max: MOST, ..Limits::default() });
+    let mut first = Client::new(&server, 1);
+    let mut silent: Vec<TcpStream> = (0..3 * MOST)
+        .map(|_| {
+            let mut stream = connect(&server);
+            stream.read_exact(&mut [0; CHALLENGE_BYTES]).expect("a challenge");
+            stream
+        })
+        .collect();
+    let mut clients: Vec<Client> = (1..MOST).map(|_| Client::new(&server, 1)).collect();
+    assert_eq!(Client::greet(&server, &hello(1), b"").err(), Some(Code::Busy), "these are as many as may be");
+    // The oldest had to go, and each was told.
+    for stream in &mut silent[..MOST] {
+        let mut said = Vec::new();
+        stream.read_to_end(&mut said).expect("an end");
+        let transcript = Transcript { token: b"", challenge: &[0; 32], hello: &[0; HELLO_BYTES] };
+        let reply = transcript.decode(&said).expect("a reply").expect("whole");
+        assert!(matches!(reply, (Reply::Refusal { code: Code::Busy, .. }, _)), "{reply:?}");
+    }
+    let there = first.status().connections;
+    assert!((MOST as u64..=MOST as u64 * 5 / 4).contains(&there), "{there}");
+    assert!(clients.iter_mut().all(|client| client.get(&[key(1)]) == [Err(PageStatus::Missing)]));
+}
+
+#[test]
+fn long_requests_keep_nobody_else_waiting() {
+    const REQUESTS: u32 = 200;
+    let server = start(Config { workers: 1, ..config() });
+    let (mut long, mut other) = (Client::new(&server, 1), Client::new(&server, 2));
+    let mut frees = Vec::new();
+    for id in 0..REQUESTS {
+        request::free(&mut frees, id, &[Range { first: key(0), pages: 1 << 14 }]);
+    }
+    let freed = |id, body: AnswerBody<'_>| matches!(body, AnswerBody::Free { pages: 0 }).then_some(id);
+    long.send(&frees);
+    assert_eq!(long.answer(freed), Some(Some(0)));
+    let reading = std::thread::spawn(move || (1..REQUESTS).all(|id| long.answer(freed) == Some(Some(id))));
+    let mut amid = 0;
+    while !reading.is_finished() {
+        other.status();
+        amid += 1;
+    }
+    assert!(reading.join().expect("no panic"), "all were carried out, in order");
+    assert!(amid > REQUESTS / 10, "{amid} others were served amid {REQUESTS}");
 }
 
 #[test]
