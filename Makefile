@@ -33,6 +33,7 @@ test:
 	$(CARGO) test --workspace
 	@if [ "$$(id -u)" = 0 ]; then scripts/setup-tests; fi
 	scripts/e2e
+	SPILLWAY_CHAOS_SECONDS=180 TESTS=tests/e2e/chaos.py scripts/e2e
 
 e2e: build
 	@if [ "$$(id -u)" = 0 ]; then scripts/setup-tests; fi

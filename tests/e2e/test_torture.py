@@ -1,6 +1,6 @@
 """Memory churned in every way there is, under pressure, each byte checked against a shadow: tests/programs/torture.c.
 
-A failure prints its seed and what each thread did last. SPILLWAY_TORTURE_SECONDS makes each run longer than the 15 s
+A failure prints its seed and what each thread did last. SPILLWAY_TORTURE_SECONDS makes each run longer than the 10 s
 that CI can afford; SPILLWAY_TORTURE_SEED repeats one.
 """
 
@@ -13,7 +13,7 @@ import time
 import pytest
 from harness import MIB, status_field
 
-SECONDS = float(os.environ.get("SPILLWAY_TORTURE_SECONDS", "15"))
+SECONDS = float(os.environ.get("SPILLWAY_TORTURE_SECONDS", "10"))
 SLACK_SECONDS = 45
 
 
