@@ -67,7 +67,10 @@ impl Orphan {
 impl Watcher {
     /// A thread of a forked child has faulted for the first time.
     pub(super) fn hear_of_child(&mut self, target: TargetId, thread: i32) {
-        let asked = procfs::process_of(thread).map(|pid| pid.filter(|&pid| self.may_be(target, pid)));
+        let asked = procfs::process_of(thread).and_then(|pid| match pid {
+            Some(pid) => Ok(self.may_be(target, pid)?.then_some(pid)),
+            None => Ok(None),
+        });
         let told = asked.and_then(|pid| self.tell_inheritance(target, pid).map(|()| pid));
         let Some(orphan) = self.orphans.iter_mut().find(|orphan| orphan.target == target) else { return };
         orphan.untold = told.is_err().then_some(thread);
@@ -78,12 +81,22 @@ impl Watcher {
 
     /// Whether a process that is said to have faulted may be this forked child: a thread's number of another pid namespace names anyone,
     /// and others fault in a child's memory, too, that read it.
-    fn may_be(&self, target: TargetId, pid: i32) -> bool {
-        let Some(orphan) = self.orphans.iter().find(|orphan| orphan.target == target) else { return false };
+    ///
+    /// # Errors
+    /// When we could not ask.
+    fn may_be(&self, target: TargetId, pid: i32) -> io::Result<bool> {
+        let Some(orphan) = self.orphans.iter().find(|orphan| orphan.target == target) else { return Ok(false) };
         let another = self.processes.get(&pid).is_some_and(|process| process.target.is_some())
             || self.orphans.iter().any(|other| other.target != target && other.pid == Some(pid));
-        let is_child = |parent: i32| procfs::stat(pid).is_ok_and(|stat| stat.parent == parent);
-        orphan.pid == Some(pid) || (!another && self.process_of(orphan.parent).is_none_or(is_child))
+        match self.process_of(orphan.parent) {
+            _ if orphan.pid == Some(pid) => Ok(true),
+            _ if another => Ok(false),
+            None => Ok(true),
+            Some(parent) => match procfs::stat(pid) {
+                Err(error) if procfs::is_for_want_of(&error) => Err(error),
+                stat => Ok(stat.is_ok_and(|stat| stat.parent == parent)),
+            },
+        }
     }
 
     fn process_of(&self, target: TargetId) -> Option<i32> {
