@@ -94,7 +94,8 @@ impl Watcher {
             None => Ok(true),
             Some(parent) => match procfs::stat(pid) {
                 Err(error) if procfs::is_for_want_of(&error) => Err(error),
-                stat => Ok(stat.is_ok_and(|stat| stat.parent == parent)),
+                // Of one that has ended just now it is nobody's child any more, or another's.
+                stat => Ok(stat.is_ok_and(|stat| stat.parent == parent) || !procfs::is_alive(procfs::stat(parent))),
             },
         }
     }
