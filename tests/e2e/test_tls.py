@@ -86,7 +86,8 @@ def test_pages_are_not_on_the_wire_in_clear(processes, spillway, build, servers,
         def recv(self, count):
             some = self.stream.recv(count)
             self.tap.found |= marker in self.tap.seen + some
-            self.tap.seen = some[-len(marker) :]
+            # The end is no bytes.
+            self.tap.seen = some[-len(marker) :] or self.tap.seen
             return some
 
         def __getattr__(self, name):
