@@ -205,28 +205,33 @@ pub(crate) fn ask(
     limit: Duration,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Value, String> {
-    lines.send(request).map_err(|error| format!("the pager does not listen: {error}"))?;
+    send(lines, request)?;
     loop {
-        let line = lines.next(Some(limit)).map_err(|error| format!("no answer from the pager: {error}"))?;
-        match serde_json::from_slice(&line) {
-            Ok(Reply::Ok(value)) => return Ok(value),
-            Ok(Reply::Error(text)) => return Err(say::clean(&text)),
-            Ok(Reply::Progress(done, total)) => progress(done, total),
-            Err(error) => return Err(format!("the pager's answer is not understood: {error}")),
+        match next_reply(lines, limit)? {
+            Reply::Ok(value) => return Ok(value),
+            Reply::Error(text) => return Err(say::clean(&text)),
+            Reply::Progress(done, total) => progress(done, total),
         }
     }
 }
 
 /// The same of a question that is answered at once: `limit` is all the time that there is, whatever else is said.
 pub(crate) fn ask_shortly(lines: &mut Lines, request: &Request, limit: Duration) -> Result<Value, String> {
-    lines.send(request).map_err(|error| format!("the pager does not listen: {error}"))?;
-    let line = lines.next(Some(limit)).map_err(|error| format!("no answer from the pager: {error}"))?;
-    match serde_json::from_slice(&line) {
-        Ok(Reply::Ok(value)) => Ok(value),
-        Ok(Reply::Error(text)) => Err(say::clean(&text)),
-        Ok(Reply::Progress(..)) => Err("the pager answers something else".into()),
-        Err(error) => Err(format!("the pager's answer is not understood: {error}")),
+    send(lines, request)?;
+    match next_reply(lines, limit)? {
+        Reply::Ok(value) => Ok(value),
+        Reply::Error(text) => Err(say::clean(&text)),
+        Reply::Progress(..) => Err("the pager answers something else".into()),
     }
+}
+
+fn send(lines: &mut Lines, request: &Request) -> Result<(), String> {
+    lines.send(request).map_err(|error| format!("the pager does not listen: {error}"))
+}
+
+fn next_reply(lines: &mut Lines, limit: Duration) -> Result<Reply, String> {
+    let line = lines.next(Some(limit)).map_err(|error| format!("no answer from the pager: {error}"))?;
+    serde_json::from_slice(&line).map_err(|error| format!("the pager's answer is not understood: {error}"))
 }
 
 #[cfg(test)]

@@ -295,7 +295,7 @@ impl Watcher {
     }
 
     fn tell_unmergeable(&self, target: TargetId, answer: i64) {
-        let of = self.processes.iter().find(|(_, process)| process.target == Some(target)).map_or(0, |(&pid, _)| pid);
+        let of = self.process_of(target).unwrap_or(0);
         let error = std::io::Error::from_raw_os_error(i32::try_from(-answer).unwrap_or(0));
         if let Ok(mut refused) = self.shared.share_refused.lock() {
             *refused = Some(format!("process {of}: {error}"));

@@ -91,11 +91,7 @@ mod tests {
 
     #[test]
     fn who_is_in_no_sequence_goes_on_where_it_is() {
-        let program = Program::run(|| {
-            loop {
-                std::hint::spin_loop();
-            }
-        });
+        let program = Program::busy();
         let seized = stopped(&program);
         let before = seized.registers().expect("it has stopped");
         let mut after = before;

@@ -64,6 +64,15 @@ impl Program {
         Self(pid)
     }
 
+    /// One that computes for ever.
+    pub fn busy() -> Self {
+        Self::run(|| {
+            loop {
+                std::hint::spin_loop();
+            }
+        })
+    }
+
     /// The process, and its first thread.
     pub fn pid(&self) -> i32 {
         self.0

@@ -100,7 +100,7 @@ impl Watcher {
         }
     }
 
-    fn process_of(&self, target: TargetId) -> Option<i32> {
+    pub(super) fn process_of(&self, target: TargetId) -> Option<i32> {
         self.processes.iter().find(|(_, process)| process.target == Some(target)).map(|(&pid, _)| pid)
     }
 

@@ -54,8 +54,8 @@ impl Watcher {
 
     /// Whether we can have these agents leave: not while a debugger has one of them.
     pub(super) fn can_be_taken_out(&self, whose: impl Fn(&Process) -> bool) -> Result<(), Error> {
-        let theirs = self.processes.iter().filter(|(_, it)| it.agent != 0 && it.seized.is_none() && whose(it));
-        theirs.into_iter().try_for_each(|(&pid, process)| adopt::untraced(pid, process.agent))
+        let mut theirs = self.processes.iter().filter(|(_, it)| it.agent != 0 && it.seized.is_none() && whose(it));
+        theirs.try_for_each(|(&pid, process)| adopt::untraced(pid, process.agent))
     }
 
     /// Has all these agents leave, each of them whatever happens to another.

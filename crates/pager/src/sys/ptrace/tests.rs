@@ -82,11 +82,7 @@ fn seize_and_let_go(program: &Program) {
 
 /// What a tracer that ends leaves behind, after `until` of what it does to a program.
 fn left_by_a_tracer(until: impl FnOnce(&mut Seized) + Send + 'static) -> Program {
-    let program = Program::run(|| {
-        loop {
-            std::hint::spin_loop();
-        }
-    });
+    let program = Program::busy();
     let pid = program.pid();
     let tracer = std::thread::spawn(move || {
         let mut seized = Seized::new(pid).expect("a child of ours");
@@ -148,11 +144,7 @@ fn a_thread_that_is_made_while_its_maker_is_seized_runs() {
 #[test]
 fn a_program_that_is_killed_while_a_thread_is_made_in_it_ends() {
     for round in 0..300 {
-        let program = Program::run(|| {
-            loop {
-                std::hint::spin_loop();
-            }
-        });
+        let program = Program::busy();
         let pid = program.pid();
         let mut seized = Seized::new(pid).expect("a child of ours");
         seized.stop().expect("it runs");
@@ -182,11 +174,7 @@ fn a_program_that_is_killed_while_a_thread_is_made_in_it_ends() {
 /// A program that was stopped and continued all the time could not be adopted: its `clone` was broken off, which counted as its answer.
 #[test]
 fn a_call_that_a_stop_breaks_off_is_made_again() {
-    let program = Program::run(|| {
-        loop {
-            std::hint::spin_loop();
-        }
-    });
+    let program = Program::busy();
     let pid = program.pid();
     let is_over = Arc::new(AtomicBool::new(false));
     let stopper = std::thread::spawn({
