@@ -39,9 +39,9 @@ def test_mappings_grow_in_place_while_they_are_registered(spillway, build):
 
 
 def test_mappings_grow_in_place_while_they_are_adopted_and_let_go(processes, spillway, build):
-    target = Program(processes, [build("grow"), "8", "16"]).ready()
-    rounds = 0
-    while target.process.poll() is None and rounds < 40:
+    target = Program(processes, [build("grow"), "9", "16"]).ready()
+    rounds, until = 0, time.monotonic() + 6  # well before the program ends: it is not to end between an attach and its `ps`
+    while time.monotonic() < until:
         attached = spillway.attach(target.pid, "4M")
         time.sleep(0.03)
         let_go(attached)
