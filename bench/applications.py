@@ -95,7 +95,7 @@ def guest(mib, fill, rounds):
 
 def applications(tiny):
     """All of them; tiny ones test the comparison itself and say nothing."""
-    orders, scale, text, sort_mib = (200_000, 17, 24, 24) if tiny else (1_000_000, 19, 64, 128)
+    orders, scale, text, sort_mib = (200_000, 17, 24, 24) if tiny else (1_000_000, 20, 64, 128)
     rows, queries, keys, requests = (20_000, 2_000, 4_000, 4_000) if tiny else (150_000, 40_000, 16_000, 30_000)
     python = sys.executable
     memory = "64" if tiny else "256"

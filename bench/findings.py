@@ -8,6 +8,7 @@ import statistics
 import textwrap
 from typing import NamedTuple
 
+from charts import drawn, plotting
 from record import measured_on
 
 BASE = (25, ("clock", "on-demand"))
@@ -263,38 +264,30 @@ def by_program(measured, remotes):
 
 def charts(measured, remotes, variants, into, record):
     """Draws handling times and run times as bars beside the page, if matplotlib is there; lines that show them."""
-    try:
-        import matplotlib
-    except ImportError:
+    pyplot = plotting(record)
+    if not pyplot:
         return []
-    matplotlib.use("svg")
-    matplotlib.rcParams |= {"svg.hashsalt": record, "svg.fonttype": "none"}
-    from matplotlib import pyplot
-
     parts = (("link", "#4878a8"), ("eviction", "#e0883c"), ("rest", "#9a9a9a"))
     lines = ["## Charts", ""]
     for kind, label in (("handling", "us a miss (replay)"), ("time", "run time, all local = 1")):
-        figure, axes = pyplot.subplots(len(measured), 1, figsize=(9, 2.6 * len(measured)), squeeze=False)
-        for axis, (program, one) in zip(axes[:, 0], measured.items()):
-            cases = [(remote, variant) for remote in remotes for variant in variants]
-            places = [at + at // len(variants) for at in range(len(cases))]
-            if kind == "handling":
-                low = [0.0] * len(cases)
-                for part, colour in parts:
-                    heights = [replayed(one, *at)["handling_us"][part] for at in cases]
-                    axis.bar(places, heights, bottom=low, color=colour, label=part)
-                    low = [a + b for a, b in zip(low, heights)]
-            else:
-                axis.bar(places, [slowdown(one, *at) for at in cases], color=parts[0][1])
-                axis.axhline(1, color="black", linewidth=0.8)
-            axis.set_title(program, fontsize=9)
-            axis.set_ylabel(label, fontsize=8)
-            axis.set_xticks(places, [f"{v[0]} {'PE' if v[1] == 'pre-evict' else 'OD'} {r}%" for r, v in cases], rotation=60, fontsize=7, ha="right")
-        if kind == "handling":
-            axes[0, 0].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
-        figure.tight_layout()
         path = into / f"{record}-{kind}.svg"
-        figure.savefig(path, metadata={"Date": None})
-        pyplot.close(figure)
+        with drawn(pyplot, path, len(measured), 1, figsize=(9, 2.6 * len(measured)), squeeze=False) as axes:
+            for axis, (program, one) in zip(axes[:, 0], measured.items()):
+                cases = [(remote, variant) for remote in remotes for variant in variants]
+                places = [at + at // len(variants) for at in range(len(cases))]
+                if kind == "handling":
+                    low = [0.0] * len(cases)
+                    for part, colour in parts:
+                        heights = [replayed(one, *at)["handling_us"][part] for at in cases]
+                        axis.bar(places, heights, bottom=low, color=colour, label=part)
+                        low = [a + b for a, b in zip(low, heights)]
+                else:
+                    axis.bar(places, [slowdown(one, *at) for at in cases], color=parts[0][1])
+                    axis.axhline(1, color="black", linewidth=0.8)
+                axis.set_title(program, fontsize=9)
+                axis.set_ylabel(label, fontsize=8)
+                axis.set_xticks(places, [f"{v[0]} {'PE' if v[1] == 'pre-evict' else 'OD'} {r}%" for r, v in cases], rotation=60, fontsize=7, ha="right")
+            if kind == "handling":
+                axes[0, 0].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
         lines += [f"![{label}, by policy, scheme and remote share]({path.name})", ""]
     return lines

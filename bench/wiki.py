@@ -1,10 +1,11 @@
-"""Gets and sets as a wiki asks a cache for its pages: popularity by Zipf's law, values of 6.4 KB on average.
+"""Gets, sets and adds as a wiki asks a cache for its pages: popularity by Zipf's law, values of 6.4 KB on average.
 
     wiki.py redis|memcached SOCKET KEYS REQUESTS       prints one JSON object
 
 Lim et al. (HPCA 2012, section 6) replayed such a trace of Wikipedia: 6.4 KB a value on average, gets, sets and adds. Sizes here
-are log-normal around that, one request in ten is a set, and half of a value does not compress. Every value that comes back is
-compared with what was set. One request at a time: its latency is the answer's.
+are log-normal around that, one request in ten is a set, one in fifty adds a page that was not there (and every other time
+finds that it is), and half of a value does not compress. Every value that comes back is compared with what was set. One request
+at a time: its latency is the answer's.
 """
 
 import bisect
@@ -41,6 +42,11 @@ class Redis:
         self.stream.sendall(b"*3\r\n$3\r\nSET\r\n$%d\r\npage:%d\r\n$%d\r\n%s\r\n" % (len(b"page:%d" % key), key, len(held), held))
         return self.answers.readline() == b"+OK\r\n"
 
+    def add(self, key, held):
+        """Whether it was not there before."""
+        self.stream.sendall(b"*3\r\n$5\r\nSETNX\r\n$%d\r\npage:%d\r\n$%d\r\n%s\r\n" % (len(b"page:%d" % key), key, len(held), held))
+        return {b":1\r\n": True, b":0\r\n": False}.get(self.answers.readline())
+
     def get(self, key):
         self.stream.sendall(b"*2\r\n$3\r\nGET\r\n$%d\r\npage:%d\r\n" % (len(b"page:%d" % key), key))
         length = int(self.answers.readline()[1:])
@@ -56,6 +62,11 @@ class Memcached:
     def set(self, key, held):
         self.stream.sendall(b"set page:%d 0 0 %d\r\n%s\r\n" % (key, len(held), held))
         return self.answers.readline() == b"STORED\r\n"
+
+    def add(self, key, held):
+        """Whether it was not there before."""
+        self.stream.sendall(b"add page:%d 0 0 %d\r\n%s\r\n" % (key, len(held), held))
+        return {b"STORED\r\n": True, b"NOT_STORED\r\n": False}.get(self.answers.readline())
 
     def get(self, key):
         self.stream.sendall(b"get page:%d\r\n" % key)
@@ -74,21 +85,26 @@ with socket.socket(socket.AF_UNIX) as stream:
     wrong = sum(not cache.set(key, value(key, 0)) for key in range(keys))
     sums = list(itertools.accumulate((rank + 1) ** -0.99 for rank in range(keys)))
     dice = random.Random(3)
-    times, check = [], 0
+    times, check, added = [], 0, 0
     for number in range(requests):
         # An odd multiplier scatters popular ranks over all keys.
         key = bisect.bisect_left(sums, dice.random() * sums[-1]) * 2654435761 % keys
-        sets = dice.random() < 0.1
-        versions[key] += sets
-        held = value(key, versions[key])
+        kind_of = dice.random()
+        adds, sets = kind_of < 0.02, 0.02 <= kind_of < 0.12
+        if adds and number % 2:
+            key, added = keys + added, added + 1
+        elif sets:
+            versions[key] += 1
+        held = value(key, versions[key] if key < keys else 0)
         began = time.perf_counter()
-        answer = cache.set(key, held) if sets else cache.get(key)
+        answer = cache.add(key, held) if adds else cache.set(key, held) if sets else cache.get(key)
         times.append(time.perf_counter() - began)
-        wrong += answer is not True if sets else answer != held
+        wrong += answer != (key >= keys if adds else True if sets else held)
         check = zlib.crc32(b"%d" % len(held), check)
+    wrong += sum(cache.get(key) != value(key, 0) for key in range(keys, keys + added))
 times.sort()
 at = lambda share: 1e6 * times[min(len(times) - 1, int(share * len(times)))]
 cdf = [[round(share / 1000, 3), round(at(share / 1000), 2)] for share in (*range(0, 1000, 20), 990, 995, 999)]
 figures = {"requests_s": sum(times), "requests_per_s": len(times) / sum(times), "p50_us": at(0.5), "p99_us": at(0.99), "p999_us": at(0.999)}
-print(json.dumps(figures | {"latency_us": cdf, "check": check, "wrong": wrong}))
+print(json.dumps(figures | {"latency_us": cdf, "added": added, "check": check, "wrong": wrong}))
 sys.exit(wrong != 0)

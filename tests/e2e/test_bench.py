@@ -216,7 +216,11 @@ def test_applications_are_compared_and_recorded(processes, spillway, tmp_path):
     run = processes.start([*words, "--spillway", spillway.path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     out, err = run.communicate(timeout=170)
     assert run.returncode == 0, err
-    assert (tmp_path / "RESULTS.md").read_text() == out and "Wrong results: 0." in out
+    page = (tmp_path / "RESULTS.md").read_text()
+    assert page.startswith(out) and "Wrong results: 0." in out and "geometric mean of these" in out
+    # Pictures are for who has matplotlib.
+    pictures = {"results-slowdown.svg", "results-latency.svg"} if importlib.util.find_spec("matplotlib") else set()
+    assert {path.name for path in tmp_path.glob("*.svg")} == pictures and all(f"](./{name})" in page for name in pictures)
     told = json.loads((tmp_path / "results-apps.json").read_text())["applications"]
     counting, checked = ("quicksort", "Redis, wiki trace", "memcached, wiki trace"), ("graph kernel (BFS, PageRank)", "a guest of QEMU (TCG)")
     for name in (*counting, *checked):
@@ -323,3 +327,20 @@ def test_where_the_time_goes_is_measured_and_recorded(processes, spillway, need,
     threads, about = one["threads_s"], one["fault_thread_s"]
     assert threads["the fault thread"] > 0 and threads["the agent, in the program"] > 0, one
     assert about["installs pages (UFFDIO_COPY)"] > 0 and abs(sum(about.values()) - threads["the fault thread"]) < 1e-6, one
+
+
+@pytest.mark.limit(120)
+def test_what_applications_wait_for_is_measured_and_recorded(processes, spillway, need, tmp_path):
+    need("perf")
+    words = [REPOSITORY / "bench/waits", "--tiny", "--only", "sort,redis", "--record", "tiny", "--into", tmp_path, "--spillway", spillway.path]
+    run = processes.start(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    out, err = run.communicate(timeout=90)
+    assert run.returncode == 0, out + err
+    assert out.strip() in (tmp_path / "tiny.md").read_text()
+    told = json.loads((tmp_path / "tiny.json").read_text())["applications"]
+    assert set(told) == {"quicksort", "Redis, wiki trace"}
+    for one in told.values():
+        # Each fault that was served let somebody wait; several may wait for one page, and some find it there already.
+        assert one["faults"] > 100 and 0.5 < one["waits_for_pages"] / one["faults"] < 2, one
+        assert one["spent_s"]["page"] > 0 and one["spent_s"]["running"] > 0 and one["system_calls"]["faults"] > one["faults"], one
+    assert told["Redis, wiki trace"]["spent_s"]["else"] > told["quicksort"]["spent_s"]["else"], told

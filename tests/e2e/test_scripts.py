@@ -39,10 +39,19 @@ def test_two_builds_are_compared(processes, spillway, tmp_path):
     (tmp_path / "scripts").mkdir()
     script = shutil.copy(REPOSITORY / "scripts/bench-ab", tmp_path / "scripts")
     commits = subprocess.run([*git, "rev-list", "HEAD"], check=True, capture_output=True, text=True).stdout.split()
-    binary = tmp_path / "target/bench-ab" / commits[1] / "spillway"
+    cache, tools = tmp_path / "cache", tmp_path / "tools"
+    tools.mkdir()
+    cargo = tools / "cargo"
+    cargo.write_text(f'#!/bin/sh\nset -e\nmkdir -p "$CARGO_TARGET_DIR/release"\ncp "{spillway.path}" "$CARGO_TARGET_DIR/release/spillway"\necho built "$@"\n')
+    cargo.chmod(0o755)
 
-    def ran(*words):
-        environment = {name: value for name, value in os.environ.items() if name != "CARGO_TARGET_DIR"} | {"SPILLWAY": str(spillway.path)}
+    told = tools / "spillway"
+    told.write_text('#!/bin/sh\necho compares "$@"\n')
+    told.chmod(0o755)
+
+    def ran(*words, build=told):
+        environment = {name: value for name, value in os.environ.items() if name != "CARGO_TARGET_DIR"}
+        environment |= {"SPILLWAY": str(build), "SPILLWAY_BENCH_CACHE": str(cache), "PATH": f"{tools}:{os.environ['PATH']}"}
         run = processes.start([script, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
         out, _ = run.communicate(timeout=200)
         return run.returncode, out
@@ -51,11 +60,11 @@ def test_two_builds_are_compared(processes, spillway, tmp_path):
     status, out = ran("nowhere")
     assert status == 2 and "has no revision nowhere" in out
     status, out = ran("--cached")
-    assert status == 0 and "skipped: no binary of an earlier commit" in out
-    assert (tmp_path / "target/bench-ab" / commits[0] / "spillway").exists()
-    binary.parent.mkdir()
-    shutil.copy(spillway.path, binary)
-    status, out = ran("--cached")
+    assert status == 0 and "compared with itself" in out and f"--against {cache / commits[0] / 'spillway'} " in out, out
+    status, out = ran("HEAD~1", "--order", "sequential")
+    assert status == 0 and "built build --release --bin spillway" in out, out
+    assert f"--against {cache / commits[1] / 'spillway'} " in out and "--order sequential" in out, out
+    assert subprocess.run([*git, "worktree", "list"], check=True, capture_output=True, text=True).stdout.count("\n") == 1
+    status, out = ran("--cached", build=spillway.path)
     assert status == 0 and "against " in out and " one\n" in out, out
     assert out.count("this build to base") == 2 and "Wrong bytes: none." in out, out
-    assert ran("HEAD~1", "--rounds", "1", "--size", "32M", "--order", "sequential")[0] == 0

@@ -120,6 +120,8 @@ pub struct Target {
     pub unmergeable: bool,
     /// Whose forked child it is, until it has an agent of its own.
     pub parent: Option<TargetId>,
+    /// It was forked, or may have been: the kernel copies pages there at a write, and the table learns of them later.
+    pub forked: bool,
     /// For a forked child: whether it is known yet what it has inherited. Its faults wait until then.
     pub inherits: bool,
     /// It has made its userfaultfd itself, which tells of faults and removals alone; outside of its regions nobody knows what is
@@ -165,6 +167,7 @@ impl Target {
             marked: Vec::new(),
             unmergeable: false,
             parent: None,
+            forked: false,
             inherits: true,
             handed: false,
             announced: Announced::default(),

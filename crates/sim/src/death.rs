@@ -105,6 +105,7 @@ impl Driver {
             }
             let mut target = Target::new(id, space, agent);
             target.doubtful = true;
+            target.forked = true;
             if agent.is_some_and(|agent| matches!(kernel.threads[agent].work, Work::Populate(_))) {
                 target.flight = Flight::Other;
             }

@@ -304,16 +304,18 @@ impl Driver {
     fn change(&mut self, kernel: &mut Kernel, at: usize, event: Event) {
         let Some(target) = &mut self.targets[at] else { return };
         target.changes += u64::from(!matches!(event, Event::Remove(_)));
-        let (id, index) = (target.id, target.space);
+        let (id, index, knows_all) = (target.id, target.space, !target.forked && !target.scanned);
         let uffd = &mut kernel.spaces[index].uffd;
         match event {
             Event::Remove(_) if self.is(Mutation::IgnoreRemove) => {}
             Event::Unmap(_) if self.is(Mutation::IgnoreUnmap) => {}
             Event::Remap { .. } if self.is(Mutation::IgnoreRemap) => {}
             Event::Remove(pages) => {
-                self.core.removed(id, span(&pages));
+                let known = self.core.removed(id, span(&pages));
                 self.point();
-                self.announce(id, pages);
+                if known || (!knows_all && !self.is(Mutation::AnnounceKnownOnly)) {
+                    self.announce(id, pages);
+                }
             }
             Event::Unmap(pages) => {
                 self.core.unmapped(id, span(&pages), &[]);
@@ -421,6 +423,9 @@ impl Driver {
 
     pub(crate) fn register(&mut self, kernel: &mut Kernel, id: TargetId, spans: &[Span]) -> Vec<Span> {
         let mut new = Vec::new();
+        if let Some(target) = self.targets[id.0 as usize].as_mut() {
+            target.scanned = true;
+        }
         for &seen in spans {
             let Some(space) = self.targets[id.0 as usize].as_ref().map(|target| target.space) else { break };
             if kernel.spaces[space].register(&range(seen)) {

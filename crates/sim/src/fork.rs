@@ -80,7 +80,13 @@ impl Driver {
         }
         kernel.trace.note(kernel.now, || format!("pager: {parent:?} forked {id:?} as {child}"));
         let inherits = self.is(Mutation::IgnoreForkMarks);
-        self.add(Target { parent: Some(parent), is_known: false, inherits, ..Target::new(id, child, None) });
+        self.add(Target {
+            parent: Some(parent),
+            is_known: false,
+            forked: true,
+            inherits,
+            ..Target::new(id, child, None)
+        });
         self.reports.push_back(Report::Forked(id, child));
     }
 

@@ -11,6 +11,8 @@ pub enum Mutation {
     CaptureRemoving,
     /// Believes that a removal is over although a later one of the same pages was announced since.
     TrustRemovalOver,
+    /// Takes a removal that concerns no page known to be there for one that needs no evidence.
+    AnnounceKnownOnly,
     /// Takes pages that a scan saw as found, although their removal was announced since.
     TrustScan,
     /// Never frees what the core released.
@@ -86,11 +88,12 @@ pub enum Mutation {
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 39] = [
+    pub const ALL: [Self; 40] = [
         Self::ReadDuringCapture,
         Self::ServeBeforeChanges,
         Self::CaptureRemoving,
         Self::TrustRemovalOver,
+        Self::AnnounceKnownOnly,
         Self::TrustScan,
         Self::KeepReleased,
         Self::ForgetCleanCopy,

@@ -70,6 +70,9 @@ impl Driver {
             target.doubts = spans.iter().flat_map(|&span| range(span)).collect();
         }
         self.are_there(target, spans);
+        if let Some(target) = self.targets[target.0 as usize].as_mut() {
+            target.scanned = false;
+        }
     }
 
     fn are_there(&mut self, target: TargetId, spans: &[Span]) {

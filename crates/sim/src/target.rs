@@ -49,6 +49,10 @@ pub struct Target {
     pub changes: u64,
     /// For a forked child: whether it is known yet what it has inherited. Its faults wait until then.
     pub inherits: bool,
+    /// It was forked, or may have been: the kernel copies pages there at a write, and the table learns of them later.
+    pub forked: bool,
+    /// A scan is under way, which may have seen what is removed.
+    pub scanned: bool,
     /// Faults that wait.
     pub waiting: Vec<Waiting>,
     /// The next scan is to tell which pages are there although they count as outside.
@@ -75,6 +79,8 @@ impl Target {
             is_known: true,
             changes: 0,
             inherits: true,
+            forked: false,
+            scanned: false,
             waiting: Vec::new(),
             doubtful: false,
             doubts: Vec::new(),

@@ -14,13 +14,15 @@ fn first_seed(mutation: Mutation) -> u64 {
         Mutation::ForkWithoutBuffers | Mutation::IgnoreForkMarks => RARE[1],
         Mutation::WakeWhereAsked => RARE[2],
         Mutation::InstallDuringFork => RARE[3],
+        Mutation::AnnounceKnownOnly => RARE[5],
+        Mutation::TrustRemovalOver => RARE[6],
         Mutation::ForgetStaging | Mutation::ForgetEvents | Mutation::ForgetWake | Mutation::ReadTooEarly => DEATHS,
         Mutation::ApplyTwice => DEATHS + RARE[4],
         _ => 0,
     }
 }
 
-const RARE: [u64; 5] = [700, 1500, 3000, 1300, 5950];
+const RARE: [u64; 7] = [700, 1500, 9000, 1000, 5950, 1000, 3000];
 
 fn is_caught(mutation: Mutation) {
     let first = first_seed(mutation);
@@ -50,6 +52,7 @@ caught! {
     serve_before_changes ServeBeforeChanges
     capture_removing CaptureRemoving
     trust_removal_over TrustRemovalOver
+    announce_known_only AnnounceKnownOnly
     trust_scan TrustScan
     keep_released KeepReleased
     forget_clean_copy ForgetCleanCopy

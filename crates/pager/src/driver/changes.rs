@@ -31,7 +31,8 @@ impl Driver {
                 if let Some(tape) = &mut self.tape {
                     tape.removed(&self.core, id, span);
                 }
-                if self.core.removed(id, span) {
+                let forked = target.forked;
+                if self.core.removed(id, span) || forked {
                     self.announce(id, span);
                 }
             }
@@ -159,6 +160,8 @@ impl Driver {
         let report = Report::Forked { parent, child, uffd: uffd.clone(), tally: Arc::clone(&tally) };
         let _ = self.reports.send(Request::Report(report));
         let target = Target::new(child, 0, uffd, None, tally);
-        self.add(Target { parent: Some(parent), inherits: false, inherits_merging, marked, leaving, ..target });
+        let child =
+            Target { parent: Some(parent), forked: true, inherits: false, inherits_merging, marked, leaving, ..target };
+        self.add(child);
     }
 }

@@ -86,7 +86,7 @@ impl Driver {
         let target = Target::new(id, found.pid, uffd, Some(agent), tally);
         let merging = self.merging_again(&found, &target.tally);
         let flight = if at_work { Flight::Other } else { Flight::Idle };
-        self.add(Target { doubtful: true, staged: true, merging, flight, ..target });
+        self.add(Target { doubtful: true, forked: true, staged: true, merging, flight, ..target });
         self.collect_again(&found);
         let pending: Vec<Span> =
             self.core.pending_unmapped().iter().filter(|(of, _)| *of == id).map(|(_, span)| *span).collect();

@@ -1,0 +1,26 @@
+"""Pictures beside records, drawn where matplotlib is installed."""
+
+import contextlib
+
+
+def plotting(seed):
+    """matplotlib's pyplot, set up so that the same figures make the same file; none where it is not installed."""
+    try:
+        import matplotlib
+    except ImportError:
+        return None
+    matplotlib.use("svg")
+    matplotlib.rcParams |= {"svg.hashsalt": seed, "svg.fonttype": "none"}
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+@contextlib.contextmanager
+def drawn(pyplot, path, *rows, **options):
+    """Axes to draw into, in so many rows and columns, which are written to `path` as SVG."""
+    figure, axes = pyplot.subplots(*rows, **options)
+    yield axes
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
