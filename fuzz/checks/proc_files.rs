@@ -8,7 +8,7 @@ pub fn check(text: &str) {
     if let Some(stat) = parse_stat(text).filter(|stat| stat.state.is_ascii()) {
         assert_eq!(parse_stat(&line("name", stat)), Some(stat));
     }
-    let stat = Stat { state: b'S', parent: 7, cpu_ticks: 30, started: 999, cpu: 1, exit_status: 3 };
+    let stat = Stat { state: b'S', parent: 7, cpu_ticks: 30, started: 999, cpu: 1, exit_status: 3, is_kernels: true };
     assert_eq!(parse_stat(&line(text, stat)), Some(stat), "a command may be called anything");
 
     if let Some(size) = parse_statm(text) {
@@ -37,11 +37,12 @@ pub fn check(text: &str) {
 
 /// A line of `/proc/PID/stat`: proc_pid_stat(5).
 fn line(command: &str, of: Stat) -> String {
-    let Stat { state, parent, cpu_ticks, started, cpu, exit_status } = of;
+    let Stat { state, parent, cpu_ticks, started, cpu, exit_status, is_kernels } = of;
     let code = u32::from(exit_status) << 8;
     let state = char::from(state);
+    let flags = 0x0040_0040 | if is_kernels { 0x4000 } else { 0 };
     format!(
-        "42 ({command}) {state} {parent} 42 42 0 -1 0 1 0 0 0 {cpu_ticks} 0 0 0 20 0 1 0 {started} 0 0 0 0 0 0 0 0 0 0 0 0 0 \
+        "42 ({command}) {state} {parent} 42 42 0 -1 {flags} 1 0 0 0 {cpu_ticks} 0 0 0 20 0 1 0 {started} 0 0 0 0 0 0 0 0 0 0 0 0 0 \
          0 0 17 {cpu} 0 0 0 0 0 0 0 0 0 0 0 0 {code}"
     )
 }

@@ -15,6 +15,8 @@ import tempfile
 import threading
 import time
 
+from lateness import Lateness
+
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 MIB = 1 << 20
 # The issue's own bound: a sampled peak may pass the budget by 5%.
@@ -23,18 +25,21 @@ PEAK_ALLOWANCE = 1.05
 UNMANAGED_BYTES = 16 * MIB
 
 
-def undisturbed(measure, most=0.02, tries=3):
-    """What `measure` returns, once the host took no more than so much of all CPUs' time meanwhile, or the last of so many tries."""
+def undisturbed(measure, most=0.02, late_s=0.03, tries=4):
+    """What `measure` returns, once the host took no more than so much of all CPUs' time meanwhile, and no CPU for as long as that; or
+    the last of so many tries."""
 
     def stolen_s():
         ticks = pathlib.Path("/proc/stat").read_text().split("\n", 1)[0].split()[8]
         return int(ticks) / os.sysconf("SC_CLK_TCK")
 
-    for _ in range(tries):
-        began, before = time.monotonic(), stolen_s()
-        result = measure()
-        if stolen_s() - before <= most * (time.monotonic() - began) * os.cpu_count():
-            break
+    with Lateness() as lateness:
+        for _ in range(tries):
+            lateness.take()
+            began, before = time.monotonic(), stolen_s()
+            result = measure()
+            if stolen_s() - before <= most * (time.monotonic() - began) * os.cpu_count() and lateness.take() <= late_s:
+                break
     return result
 
 
@@ -293,7 +298,9 @@ class Spillway:
 
         def within():
             target = self.find(pid)
-            return target if target and target["local_bytes"] <= target["budget_bytes"] else None
+            # A program is listed before it is adopted, with nothing touched.
+            settled = target and target["touched_bytes"] and target["local_bytes"] <= target["budget_bytes"]
+            return target if settled else None
 
         return eventually(within, f"process {pid} to settle within its budget", timeout, every=0.1)
 

@@ -219,11 +219,15 @@ class Witness(threading.Thread):
     def run(self):
         began = time.monotonic()
         while not self.over.wait(self.every):
+            looked, spent = time.monotonic(), time.thread_time()
             try:
                 resident = sum(rollup(pid) for pid in self.pids())
             except OSError:  # a process ended between being listed and being looked at
                 continue
             at = time.monotonic() - began
+            # Interrupted on its way through the pages, it would count those that left behind it and those that came before it.
+            if time.monotonic() - looked > 3 * (time.thread_time() - spent) + 0.005:
+                continue
             self.samples += 1
             self.peak = max(self.peak, resident)
             if resident > self.limit:
@@ -233,14 +237,18 @@ class Witness(threading.Thread):
             elif self.first_over and not self.first_within:
                 self.first_within = at
 
+    def end(self):
+        """Ends sampling."""
+        self.over.set()
+        self.join()
+
     def finish(self, burst_s=0.0, first_scan_s=2.0):
         """Ends sampling and demands that the budget held, from `first_scan_s` after it was first passed at the latest.
 
         `burst_s`: no event tells a pager of a new mapping, so memory that is mapped and touched at full speed later on may
         be resident above the budget for so long, until the pager has seen it grow.
         """
-        self.over.set()
-        self.join()
+        self.end()
         assert self.samples >= 20, f"{self.samples} samples say nothing"
         if self.first_over:
             assert self.first_within, f"never within {self.limit} bytes again: peak {self.peak}"

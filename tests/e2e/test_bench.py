@@ -52,13 +52,14 @@ def test_a_tiny_run_is_recorded(processes, spillway, tmp_path):
 
 def test_a_short_churn_is_recorded(processes, spillway, tmp_path):
     # With one seed in fifteen nobody gets a share that is less than what it has.
-    words = [REPOSITORY / "bench/churn", "--minutes", 0, "--targets", 8, "--active", 2, "--rest", 0, "--seed", 2, "--record", "tiny"]
+    words = [REPOSITORY / "bench/churn", "--minutes", 0, "--rounds", 3, "--targets", 8, "--active", 2, "--rest", 0, "--seed", 2, "--record", "tiny"]
     run = processes.start([*words, "--into", tmp_path, "--spillway", spillway.path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     out, err = run.communicate(timeout=80)
     assert run.returncode == 0, err
     assert out in (tmp_path / "tiny.md").read_text() and out.count("did not grow") == 4
-    (only,) = json.loads((tmp_path / "tiny.json").read_text())["rounds"]
-    assert only["evicted_pages"] > 0 and only["has"]["threads"] > 3, only
+    rounds = json.loads((tmp_path / "tiny.json").read_text())["rounds"]
+    evicted = [each["evicted_pages"] for each in rounds]
+    assert len(rounds) == 3 and 0 < evicted[0] < evicted[2] and all(each["has"]["threads"] > 3 for each in rounds), rounds
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -259,7 +260,7 @@ def test_what_a_neighbour_costs_is_measured_and_recorded(processes, spillway, tm
     assert run.returncode == 0, out + err
     assert out.strip() in (tmp_path / "tiny.md").read_text() and "| of faults |" in out
     (one,) = json.loads((tmp_path / "tiny.json").read_text())["rounds"]
-    assert all(one[when]["faults"] > 100 and one[when]["fault_p99_us"] >= one[when]["fault_p50_us"] > 0 for when in ("alone", "beside"))
+    assert all(one[when]["faults"] > 100 and one[when]["fault_p99_us"] >= one[when]["fault_p50_us"] > 0 for when in ("alone", "fitting", "thrashing"))
 
 
 @pytest.mark.limit(150)
@@ -340,7 +341,97 @@ def test_what_applications_wait_for_is_measured_and_recorded(processes, spillway
     told = json.loads((tmp_path / "tiny.json").read_text())["applications"]
     assert set(told) == {"quicksort", "Redis, wiki trace"}
     for one in told.values():
-        # Each fault that was served let somebody wait; several may wait for one page, and some find it there already.
-        assert one["faults"] > 100 and 0.5 < one["waits_for_pages"] / one["faults"] < 2, one
+        # Several may wait for one page, and who is served soon enough from another CPU does not even fall asleep.
+        assert one["faults"] > 100 and 100 < one["waits_for_pages"] < 2 * one["faults"], one
         assert one["spent_s"]["page"] > 0 and one["spent_s"]["running"] > 0 and one["system_calls"]["faults"] > one["faults"], one
     assert told["Redis, wiki trace"]["spent_s"]["else"] > told["quicksort"]["spent_s"]["else"], told
+
+
+def loaded(name):
+    """A script of bench/ as a module."""
+    sys.path.insert(0, str(RUN.parent))
+    loader = importlib.machinery.SourceFileLoader(f"bench_{name}", str(RUN.parent / name))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        loader.exec_module(module)
+    finally:
+        sys.dont_write_bytecode = before
+        sys.path.remove(str(RUN.parent))
+    return module
+
+
+def test_churn_tells_a_daemon_that_grows_from_one_that_does_not():
+    from daemons import Resources
+
+    churn = loaded("churn")
+
+    def grew(**more):
+        """What grew over six rounds, by so much from each to the next."""
+        calm = {"descriptors": 8, "threads": 6, "resident_kib": 20000, "memory_files_kib": 9000}
+        rounds = [{name: had + nth * more.get(name, 0) for name, had in calm.items()} for nth in range(6)]
+        return [row[0] for row in churn.growth([{"has": Resources(**has)} for has in rounds]) if row[-1]]
+
+    assert grew() == [] and grew(resident_kib=-100, threads=-1) == []
+    assert grew(descriptors=1, threads=1) == ["descriptors", "threads"]
+    # What it has at hand differs from moment to moment.
+    assert grew(resident_kib=churn.ALLOWED_KIB // 4) == [] and grew(resident_kib=churn.ALLOWED_KIB // 3) == ["resident kib"]
+    assert grew(memory_files_kib=churn.ALLOWED_KIB) == ["memory files kib"]
+
+
+def tiny(processes, spillway, tmp_path, name, timeout=80):
+    """Runs the small form of a script that records: what it printed, and what it kept."""
+    words = [RUN.parent / name, "--tiny", "--record", "tiny", "--into", tmp_path, "--spillway", spillway.path]
+    run = processes.start(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    out, err = run.communicate(timeout=timeout)
+    assert run.returncode == 0, out + err
+    return out, (tmp_path / "tiny.md").read_text(), json.loads((tmp_path / "tiny.json").read_text())
+
+
+def test_how_fast_a_guest_shrinks_is_measured_and_recorded(processes, spillway, tmp_path):
+    out, page, kept = tiny(processes, spillway, tmp_path, "shrink")
+    assert out.strip() in page and "goal 100,000 pages a second" in out and "Every checksum was right" in out
+    (one,) = kept["rounds"]
+    assert one["left_pages"] > 25_000 and one["pages_s"] == pytest.approx(one["left_pages"] / one["shrink_s"]), one
+    assert f"| {one['left_pages']:,} |" in out and f"{one['pages_s']:,.0f} pages a second" in out
+    assert ("**missed**" in out) == (one["pages_s"] < 100_000)
+    # It looks pages up all the while, and what left comes back for that.
+    assert min(one[f"lookups_{when}_s"] for when in ("before", "small", "after")) > 1000 and one["came_back_pages"] > 1000, one
+    # It has 24 MiB, and its monitor some of its own that is not managed.
+    assert kept["whole_mib"] > 128 > one["resident_mib"], kept
+
+
+def test_how_little_a_guest_lives_on_is_measured_and_recorded(processes, spillway, need, tmp_path):
+    need("ip", "dropbear", "dropbearkey", "dbclient")
+    out, page, kept = tiny(processes, spillway, tmp_path, "footprint")
+    assert out.strip() in page and "were checked: all right" in out
+    started, small, let_go = kept["rows"]
+    # What comes and goes while pages are counted may count twice.
+    assert max(small["resident"]) <= 300 < 20_000 < min(started["resident"]) and small["faults"] > 256, kept
+    assert all(row["right"] and row["login_s"] > 0 for row in (started, small, let_go)), kept
+    assert sum(len(row["pings_ms"]) for row in (started, small, let_go)) >= 2 and " of 1, " in out
+    assert small["revived_s"] > 0 and "| SSH logs in | 256 | 180 | **missed** |" in out
+    # The balloon leaves the guest more than it could live on.
+    mib, pages = kept["balloon"]
+    assert mib == 96 and 256 < pages <= mib * 256 and f"| balloon at its largest (96 MiB left) | {pages} |" in out
+
+
+def test_what_equal_guests_cost_is_measured_and_recorded(processes, spillway, need, tmp_path):
+    need("qemu-system-x86_64", "busybox")
+    settings = {path: path.read_text() for path in pathlib.Path("/sys/kernel/mm/ksm").glob("run")}
+    out, page, kept = tiny(processes, spillway, tmp_path, "sharing")
+    lines = page.splitlines()
+    assert all(line in out for line in lines[2:]) and "read their image wrong afterwards: 0" in out and kept["wrong"] == 0
+    for name, steps in kept["pool"].items():
+        alone, both = steps
+        assert [each["guests"] for each in steps] == [1, 2]
+        # The second has little that the first has not.
+        assert both["kept_bytes"] < 1.7 * alone["kept_bytes"] and both["left_bytes"] > 1.8 * alone["left_bytes"], steps
+        assert 0.2 < alone["saved"] < both["saved"] == 1 - both["kept_bytes"] / both["left_bytes"], steps
+        judged = "met" if both["saved"] >= 0.85 else "**missed**"
+        assert f"| {name} | {100 * both['saved']:.1f} % | at least 85 % (MemX, Table II: up to 50 guests) | {judged} |" in lines
+    once, compressed = (steps[-1]["kept_bytes"] for steps in kept["pool"].values())
+    assert compressed < once
+    if settings:
+        assert kept["memory"]["merged_bytes"] > 0 and f"guests the kernel has merged {kept['memory']['merged_bytes'] >> 20} MiB" in out
+    assert all(path.read_text() == before for path, before in settings.items())

@@ -1,12 +1,15 @@
 """The budget holds, by the kernel's count of resident pages, whatever the program does; and the pager stays small."""
 
 import json
+import pathlib
 import subprocess
 import threading
 import time
 
 import pytest
-from harness import MIB, PEAK_ALLOWANCE, children, eventually, status_field, tree
+from daemons import Daemon
+from harness import MIB, PEAK_ALLOWANCE, children, eventually, status_field, tree, undisturbed
+from lateness import Lateness
 from mechanics import NONZERO, SMALL_UNMANAGED_BYTES, Program, Witness, executable, let_go, rollup, squeeze
 
 # How long memory that is newly mapped, late in a program's life, may go unnoticed.
@@ -82,27 +85,37 @@ def test_a_short_program_cannot_outgrow_the_watcher(spillway, build):
     """Mappings were read again 20 times as late as the fault thread took to answer: that waits while the program computes, which may
     be over by then. In a quarter of the runs more than 18 of 48 MiB were resident; one run of CPython in 12 was over before a page
     had left."""
-    resident_mib = []
-    for _ in range(12):
-        ok, kib = spillway.run([build("steps"), 48, 5], "8M").must_succeed().out.split()
-        assert ok == "OK"
-        resident_mib.append(int(kib) >> 10)
-    # The host may take a CPU away for as long as one of them takes to grow.
-    assert sorted(resident_mib)[-2] <= 18, resident_mib
+    resident_mib, disturbed = [], 0
+    with Lateness() as lateness:
+        while len(resident_mib) < 12:
+            lateness.take()
+            ok, kib = spillway.run([build("steps"), 48, 5], "8M").must_succeed().out.split()
+            assert ok == "OK"
+            # The host may take a CPU away for as long as one of them takes to grow: those say nothing.
+            if lateness.take() > 0.01 and disturbed < 24:
+                disturbed += 1
+            else:
+                resident_mib.append(int(kib) >> 10)
+    assert sorted(resident_mib)[-2] <= 18, (resident_mib, disturbed)
 
 
 def test_program_that_churns(processes, spillway, fill):
     budget = 24 * MIB
     target = Program(processes, [fill, 96], spillway, "24M").ready()
     pid = target.pid
-    witness = Witness(lambda: [pid], limit(budget))
-    witness.start()
     target.ask("hammer 2")
-    target.ask("churn 1500")
-    for _ in range(3):
-        target.ask("blank 32")
-        target.ask("churn 200")
-    witness.finish(BURST_S)
+
+    def churned():
+        witness = Witness(lambda: [pid], limit(budget))
+        witness.start()
+        target.ask("churn 1500")
+        for _ in range(3):
+            target.ask("blank 32")
+            target.ask("churn 200")
+        witness.end()
+        return witness
+
+    undisturbed(churned).finish(BURST_S)
 
 
 def test_adopted_while_it_churns(processes, spillway, fill):
@@ -223,9 +236,38 @@ def resident(pid):
     return int(status_field(pid, "VmRSS").split()[0]) * 1024
 
 
-def test_pager_locks_itself_in_memory(processes, spillway, fill):
-    target = Program(processes, [fill, 48], spillway, "12M").ready()
+def unlocked(pid):
+    """The writable mappings of a process that the kernel may swap out."""
+    found, mapping = [], ""
+    for line in pathlib.Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        words = line.split()
+        if not words[0].endswith(":"):
+            mapping = line
+        elif words[0] == "VmFlags:" and "w" in mapping.split()[1] and "lo" not in words:
+            found.append(mapping)
+    return found
+
+
+@pytest.mark.parametrize("verb", ["run", "attach", "daemon"])
+def test_pager_locks_itself_in_memory(processes, spillway, fill, tmp_path, monkeypatch, verb):
+    """Private memory and shared: what outlives a pager, its pool included, is in a file of memory, which can be swapped out as well."""
+    if verb == "run":
+        target = Program(processes, [fill, 48], spillway, "12M").ready()
+    else:
+        target = Program(processes, [fill, 48]).ready()
+    if verb == "attach":
+        spillway.attach(target.pid, "12M")
+    if verb == "daemon":
+        (tmp_path / "daemon").mkdir(mode=0o700)
+        daemon = Daemon(processes, spillway, tmp_path / "daemon")
+        monkeypatch.setenv("SPILLWAY_DAEMON", str(daemon.socket))
+        daemon.start("--local", "12M")
+        daemon.done(op="adopt", pid=target.pid)
     target.unharmed()
     entry = spillway.settled(target.pid)
-    kib = int(status_field(entry["pager_pid"], "VmLck").split()[0])
-    assert kib * 1024 >= resident(entry["pager_pid"]) * 0.5, f"{kib} KiB of the pager are locked"
+    assert entry["stored_bytes"] > 24 * MIB, entry
+    pager = daemon.pid if verb == "daemon" else entry["pager_pid"]
+    # No exceptions: what the kernel itself maps into every process cannot be written to.
+    assert unlocked(pager) == []
+    kib = int(status_field(pager, "VmLck").split()[0])
+    assert kib * 1024 >= resident(pager) * 0.5, f"{kib} KiB of the pager are locked"

@@ -10,7 +10,8 @@ import harness
 import pytest
 from daemons import Daemon, resources
 from harness import MIB, eventually
-from mechanics import Program, refused, running, traits
+from mechanics import Program, Silence, refused, running, traits
+from test_takeover import url_of
 
 # How long processes are adopted, resized and let go in a row.
 CHURN_SECONDS = float(os.environ.get("SPILLWAY_DAEMON_SECONDS", "6"))
@@ -208,13 +209,14 @@ def test_what_makes_no_sense_is_refused(processes, spillway, daemon, fill, tmp_p
     target.unharmed()
 
 
-def test_a_daemon_that_is_killed_is_taken_over_by_the_next(processes, spillway, daemon, fill):
-    daemon.start("--local", "48M")
+@pytest.mark.parametrize(("pool", "rounds"), [("local", 3), ("tcp", 1), ("parity", 1)])
+def test_a_daemon_that_is_killed_is_taken_over_by_the_next(processes, spillway, servers, daemon, fill, pool, rounds):
+    daemon.start("--local", "48M", "--pool", url_of(servers, pool))
     targets = [Program(processes, [fill, 48]).ready() for _ in range(2)]
     attach(spillway, targets[0].pid, "--local", "16M", "--min", "4M")
     attach(spillway, targets[1].pid)
     within(spillway, targets[0].pid, 16 * MIB)
-    for round in range(3):
+    for _ in range(rounds):
         for target in targets:
             target.tell("churn 1500")
         time.sleep(0.3)
@@ -248,6 +250,52 @@ def test_a_daemon_that_is_killed_is_taken_over_by_the_next(processes, spillway, 
     targets[1].unharmed()
     for target in targets:
         assert traits(target.pid)["registered"] == 0 and traits(target.pid)["TracerPid"] == "0"
+
+
+def test_a_daemon_whose_pool_ends_with_it_says_so_and_stays(processes, spillway, daemon, fill, tmp_path):
+    daemon.start("--local", "8M", "--pool", f"file://{tmp_path}/pages?size=256M")
+    assert "cannot be taken over" in daemon.process.stderr.readline()
+    target = Program(processes, [fill, 32]).ready()
+    attach(spillway, target.pid)
+    within(spillway, target.pid, 8 * MIB)
+    # A new version cannot take over either: nothing happens.
+    daemon.process.send_signal(signal.SIGHUP)
+    assert "no other pager can take over" in daemon.process.stderr.readline()
+    target.unharmed()
+    daemon.kill()
+    # Its pages are no zeros for whoever comes next: it waits, and is as good as gone.
+    assert "serving" in daemon.start("--local", "8M")
+    refused(spillway.cli("attach", target.pid))
+    target.tell("verify")
+    with pytest.raises(Silence):
+        target.line(1)
+    assert running(target.pid)
+    target.process.kill()
+    assert target.status(5) == -signal.SIGKILL
+
+
+def test_a_daemon_stays_where_the_next_one_would_be_refused(processes, spillway, daemon, fill, tmp_path):
+    """It left on SIGHUP without a look at its settings: with a mistake in them nobody took over, and all targets waited."""
+    settings = tmp_path / "daemon.toml"
+    settings.write_text('local = "8M"\n')
+    daemon.start("--config", settings)
+    target = Program(processes, [fill, 32]).ready()
+    attach(spillway, target.pid)
+    within(spillway, target.pid, 8 * MIB)
+    for wrong, why in [('locl = "8M"\n', "locl"), ('pool = "tcp://127.0.0.1:1"\n', "name the pool `tcp://127.0.0.1:1` now"), (None, "cannot read")]:
+        settings.unlink()
+        if wrong:
+            settings.write_text(wrong)
+        daemon.process.send_signal(signal.SIGHUP)
+        said = daemon.process.stderr.readline()
+        assert "stays: " in said and why in said, said
+        target.unharmed()
+    settings.write_text('local = "12M"\n')
+    daemon.process.send_signal(signal.SIGHUP)
+    assert daemon.process.wait(10) == 0
+    assert "took 1 processes over" in daemon.start("--config", settings)
+    assert spillway.find(daemon.pid)["budget_bytes"] == 12 * MIB
+    target.unharmed()
 
 
 def test_a_daemon_that_ends_during_an_adoption_harms_nobody(processes, spillway, daemon, fill):

@@ -4,7 +4,7 @@ import subprocess
 import threading
 
 import pytest
-from harness import Sampler, anonymous_bytes, children, executable, session_members, status_field, tree
+from harness import Sampler, anonymous_bytes, children, eventually, executable, session_members, status_field, tree
 
 
 LOOKS = [children, tree, executable, anonymous_bytes, session_members, lambda pid: status_field(pid, "State")]
@@ -30,9 +30,11 @@ def test_a_process_that_is_gone_has_no_children():
 
 
 def test_the_sampler_outlives_its_process():
-    process = subprocess.Popen(["sleep", "0.05"])
+    process = subprocess.Popen(["sleep", "60"])
     sampler = Sampler(process.pid, every=0.001)
     sampler.start()
+    eventually(lambda: sampler.peak_bytes > 0, "a sample")
+    process.kill()
     process.wait()
     sampler.done.wait(0.05)
     assert sampler.is_alive()

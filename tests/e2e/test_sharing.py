@@ -103,7 +103,7 @@ def test_a_program_that_is_churned_while_it_is_merged(processes, spillway, daemo
             target.tell("churn 1500")
         for target in targets:
             assert target.line(60) == "OK"
-    assert max(merging(target.pid)[0] for target in targets) > 0
+    eventually(lambda: max(merging(target.pid)[0] for target in targets) > 0, "merged pages")
     for target in targets:
         target.ask("fork")
         spillway.detach(target.pid)

@@ -98,8 +98,8 @@ def test_stopped_target_does_not_hold_its_pager_up(processes, spillway, fill):
     os.kill(target.pid, signal.SIGSTOP)
     eventually(lambda: state(target.pid) == "T", "the target to stop")
     spillway.resize(target.pid, "8M")
+    eventually(lambda: spillway.find(target.pid)["budget_bytes"] == 8 << 20, "the new budget")
     time.sleep(0.5)
-    assert spillway.find(target.pid)["budget_bytes"] == 8 << 20
     assert state(target.pid) == "T", "something woke the target"
     os.kill(target.pid, signal.SIGCONT)
     spillway.settled(target.pid)

@@ -76,7 +76,7 @@ def test_under_a_budget(processes, spillway, torture, tmp_path, mib, local, thre
 @pytest.mark.limit(int(SECONDS + SLACK_SECONDS + 20))
 def test_adopted_and_let_go_again_and_again(processes, spillway, torture):
     seed = seed_for(0)
-    process = start(processes, [torture, *options(seed, SECONDS, 64, 2)])
+    process = start(processes, [torture, *options(seed, SECONDS + SLACK_SECONDS, 64, 2)])
     begun, rounds = time.monotonic(), 0
     time.sleep(0.5)
     while time.monotonic() < begun + SECONDS - 4 and process.poll() is None:
@@ -88,6 +88,7 @@ def test_adopted_and_let_go_again_and_again(processes, spillway, torture):
         spillway.detach(process.pid)
         assert status_field(process.pid, "TracerPid") in ("0", None)
         rounds += 1
+    process.terminate()
     counters(process, seed)
     assert rounds >= 2
 

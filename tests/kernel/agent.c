@@ -1,5 +1,7 @@
 // What an agent is made of: a thread with a descriptor table of its own, and memory that children do not get.
 #include "kernel.h"
+#include <dirent.h>
+#include <linux/io_uring.h>
 #include <sys/file.h>
 #include <sys/ptrace.h>
 
@@ -130,6 +132,46 @@ FACT(a_traced_agent_goes_on_in_a_stopped_process) {
     expect(!answered_within(it, 2, 50));
     kill(it->pid, SIGCONT);
     expect_is(answer_of(it, 2).value, it->pid);
+}
+
+// A thread of the process whose name begins so, and the flags of /proc/PID/stat; 0 when there is none.
+static pid_t thread_named(pid_t pid, const char *beginning, unsigned *flags) {
+    char path[64], line[512];
+    snprintf(path, sizeof path, "/proc/%d/task", pid);
+    DIR *tasks = opendir(path);
+    pid_t found = 0;
+    for (struct dirent *task; !found && tasks && (task = readdir(tasks));) {
+        snprintf(path, sizeof path, "/proc/%d/task/%.20s/stat", pid, task->d_name);
+        FILE *stat = fopen(path, "r");
+        if (!stat) continue;
+        if (fgets(line, sizeof line, stat) && !strncmp(strchr(line, '(') + 1, beginning, strlen(beginning))
+            && sscanf(strrchr(line, ')') + 1, " %*c %*d %*d %*d %*d %*d %u", flags) == 1)
+            found = atoi(task->d_name);
+        fclose(stat);
+    }
+    if (tasks) closedir(tasks);
+    return found;
+}
+
+FACT(a_thread_of_the_kernels_own_stops_and_makes_no_step) {
+    begin();
+    struct io_uring_params *how = memset(argument(it, 0), 0, sizeof *how);
+    how->flags = IORING_SETUP_SQPOLL;
+    long ring = call(it, 0, SYS_io_uring_setup, 8, (u64)how);
+    if (ring < 0) skip("io_uring_setup: %s", strerror((int)-ring));
+    unsigned flags = 0;
+    pid_t own = thread_named(it->pid, "iou-sqp", &flags);
+    expect(own > 0);
+    // PF_IO_WORKER before 6.4, PF_USER_WORKER since.
+    expect((flags & (0x10 | 0x4000)) != 0);
+    if (ptrace(PTRACE_SEIZE, own, 0, 0)) skip("ptrace: %m");
+    expect_is(ptrace(PTRACE_INTERRUPT, own, 0, 0), 0);
+    int status = 0;
+    expect_is(waitpid(own, &status, __WALL), own);
+    expect(WIFSTOPPED(status));
+    expect_is(ptrace(PTRACE_SINGLESTEP, own, 0, 0), 0);
+    usleep(50 * 1000);
+    expect_is(waitpid(own, &status, __WALL | WNOHANG), 0);
 }
 
 FACT(a_new_program_ends_the_agent) {

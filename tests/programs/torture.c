@@ -7,7 +7,8 @@
 // be recomputed and compared in full. It lives in a MAP_SHARED mapping, which no pager of private memory touches.
 // What each thread does follows from the seed alone: neither addresses, timing, refusals nor what MADV_FREE does change
 // the sequence; --ops ends it at a fixed length. A forked child gets a snapshot of the shadow taken by the forking thread.
-// SIGUSR1 prints what each thread did last. Exit status 0: every byte was right; 1: the first wrong one is described.
+// SIGUSR1 prints what each thread did last; SIGTERM ends it as the end of its time does. Exit status 0: every byte was right;
+// 1: the first wrong one is described.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -82,6 +83,7 @@ static uint8_t *slots;
 static size_t slot_bytes;
 static uint8_t *tally_base;
 static double deadline;
+static volatile sig_atomic_t enough;
 static pthread_rwlock_t world = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;  // writer: a fork that verifies all threads
 static int failing;
 static __thread Thread *self;
@@ -331,6 +333,11 @@ static void on_fault(int signal, siginfo_t *info, void *context) {
 static void on_ask(int signal) {
     (void)signal;
     for (uint32_t i = 0; i < threads_n; i++) print_tail(&view->threads[i], 6);
+}
+
+static void on_end(int signal) {
+    (void)signal;
+    enough = 1;
 }
 
 typedef struct { Area *a; uint32_t lo, n; } Range;
@@ -997,7 +1004,7 @@ static void step(Thread *t) {
 
 static void *work(void *argument) {
     Thread *t = self = argument;
-    while (t->number < ops_limit && now() < deadline) step(t);
+    while (t->number < ops_limit && now() < deadline && !enough) step(t);
     return NULL;
 }
 
@@ -1048,6 +1055,8 @@ int main(int argc, char **argv) {
     sigaction(SIGSEGV, &action, NULL), sigaction(SIGBUS, &action, NULL);
     action = (struct sigaction){.sa_handler = on_ask, .sa_flags = SA_RESTART};
     sigaction(SIGUSR1, &action, NULL);
+    action.sa_handler = on_end;
+    sigaction(SIGTERM, &action, NULL);
 
     deadline = now() + seconds;
     pthread_t ids[THREADS_MAX];

@@ -33,7 +33,7 @@ const TICK: Duration = Duration::from_millis(100);
 const DEFAULT_LOCAL: &str = "50%";
 
 /// What `spillway daemon` is given.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 pub(crate) struct Args {
     /// Settings in TOML: local, pool, policy, evict, scope, block (docs/CONTROL.md)
     #[arg(long, value_name = "FILE")]
@@ -59,6 +59,10 @@ struct Said {
 /// Serves until it is told to end.
 pub(crate) fn daemon(args: &Args) -> Result<u8, Failure> {
     let said = Said::of(args)?;
+    let given = Args {
+        config: args.config.as_ref().map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone())),
+        ..args.clone()
+    };
     // Before any other thread begins: signals come to this one alone.
     sys::block_signals();
     let place = place::Place::take()?;
@@ -83,7 +87,7 @@ pub(crate) fn daemon(args: &Args) -> Result<u8, Failure> {
             ));
         }
     }
-    serve(&service);
+    serve(&service, || may_go_on(&given, &url));
     service.end();
     drop(place);
     Ok(0)
@@ -157,35 +161,53 @@ fn take_over(said: &Said, remains: Remains, begun: Instant) -> Result<(Pager, St
     Ok((pager, url, note))
 }
 
-/// Returns when all pages are home for good.
-fn serve(service: &Arc<Service>) {
+/// Whether a daemon that is started as this one was can go on where this one leaves: its settings may have changed since.
+fn may_go_on(args: &Args, pool: &str) -> Result<(), Failure> {
+    match Said::of(args)?.pool {
+        Some(other) if other != pool => Err(Failure::refused(format!(
+            "the settings name the pool `{other}` now, and the pages are in `{pool}`: shut the daemon down to change that"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Returns when all pages are home for good. `may_leave` tells what would keep the next daemon from going on.
+fn serve(service: &Arc<Service>, may_leave: impl Fn() -> Result<(), Failure>) {
     let (told, failures) = mpsc::channel();
-    let mut leaving = false;
+    let (mut leaving, mut stopping) = (false, false);
     let mut trouble = Trouble::default();
     loop {
         let signal = sys::next_signal(Some(TICK)).map(|caught| caught.number);
         if let Ok(failure) = failures.try_recv() {
             say::note(failure);
-            leaving = false;
+            (leaving, stopping) = (false, false);
         }
         if let Some(host) = service.host() {
             host.mend_stops();
         }
         match (service.detachment(), signal) {
             (Detachment::Done, _) => return,
-            (Detachment::None, Some(libc::SIGHUP)) => match service.hand_over(VERSION) {
-                // What is written down is good as it is: the next daemon goes on from there.
-                Ok(()) => std::process::exit(0),
-                Err(why) => say::note(why),
-            },
+            (Detachment::None, Some(libc::SIGHUP)) => {
+                let may_leave = may_leave().map_err(|failure| failure.to_string());
+                match may_leave.and_then(|()| service.hand_over(VERSION)) {
+                    // What is written down is good as it is: the next daemon goes on from there.
+                    Ok(()) => std::process::exit(0),
+                    Err(why) => say::note(format!("stays: {why}")),
+                }
+            }
             (Detachment::None, Some(libc::SIGINT | libc::SIGTERM | libc::SIGQUIT)) if !leaving => {
-                leaving = true;
+                (leaving, stopping) = (true, true);
                 notify::tell("STOPPING=1");
                 attach::detach(service, &told);
             }
             (Detachment::None, _) => trouble.tell(&service.snapshot()),
             // A service manager must not take pages on their way home for a daemon that hangs.
-            (Detachment::Running(..), _) => notify::tell("EXTEND_TIMEOUT_USEC=30000000"),
+            (Detachment::Running(..), _) => {
+                if !std::mem::replace(&mut stopping, true) {
+                    notify::tell("STOPPING=1");
+                }
+                notify::tell("EXTEND_TIMEOUT_USEC=30000000");
+            }
         }
     }
 }

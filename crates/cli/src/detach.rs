@@ -22,13 +22,21 @@ pub(crate) fn detach(args: &Args) -> Result<u8, Failure> {
     let mut found = sockets::pager_of(args.pid)?;
     let since = Instant::now();
     let mut line = Progress::new("pages come home");
-    let mut progress = |done, total| line.show(done, total, since);
+    let mut all = 0;
+    let mut progress = |done, total| {
+        all = total;
+        line.show(done, total, since);
+    };
     let request = match (found.listing.daemon, found.is_daemon_itself()) {
         (true, true) => Request::Shutdown,
         (true, false) => Request::Release { pid: found.known_by },
         (false, _) => Request::Detach,
     };
     let done = control::ask(&mut found.lines, &request, SILENCE_LIMIT, &mut progress);
+    // It is not told of each page, and of the last ones least of all.
+    if done.is_ok() {
+        line.show(all, all, since);
+    }
     drop(line);
     done.map(|_| 0).map_err(|text| Failure::new(FAILED, text))
 }

@@ -137,9 +137,16 @@ fn reading_in_the_background_stops_and_the_foreground_goes_on() {
     }
     let mut terminal = Terminal::open();
     terminal.keys("$SPILLWAY run -q -- cat &\n");
-    std::thread::sleep(Duration::from_millis(700));
-    terminal.keys("jobs\n");
-    terminal.expect("Stopped");
+    // It stops once it reads: until then it is said to run.
+    loop {
+        terminal.keys("jobs; echo asked\n");
+        let said = terminal.expect("\nasked");
+        if said.contains("Stopped") {
+            break;
+        }
+        assert!(said.contains("Running"), "{said}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
     terminal.keys("fg\n");
     std::thread::sleep(Duration::from_millis(300));
     terminal.keys("typed\n");

@@ -107,6 +107,8 @@ pub struct Driver {
     /// The store may have more to tidy up.
     untidy: bool,
     yields: Yield,
+    /// Faults that are tried again now; empty, with room for more, at other times.
+    retried: Vec<Waiting>,
     /// What is recorded, if anything is.
     tape: Option<Tape>,
     /// The last sweep found nothing to capture but in targets whose agent is busy: the next waits for one.

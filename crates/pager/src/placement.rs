@@ -26,6 +26,9 @@ const LOOK_EVERY: (u32, u32) = (64, 1024);
 /// back sooner, and to place all others costs as much as five faults.
 const SETTLED: u32 = 64;
 
+/// For how long it is known which threads the pager has.
+const OTHERS_KEPT_NS: u64 = 100_000_000;
+
 /// Faults in a row that had to be waited for, after which the thread has probably moved: on the wrong CPU a fault costs as
 /// much as ten looks.
 const SLEPT_AWAY: u32 = 2;
@@ -74,6 +77,9 @@ pub struct Placement {
     /// The CPU that the pager's other threads are kept off, and the one that the thread which shares the work is.
     cleared: Option<usize>,
     shared_from: Option<usize>,
+    /// Those other threads, and until when that is believed.
+    others: Vec<i32>,
+    others_until_ns: u64,
 }
 
 impl Placement {
@@ -101,6 +107,8 @@ impl Placement {
             may_idle: enabled && idle_class_can_be_left(),
             cleared: None,
             shared_from: None,
+            others: Vec::new(),
+            others_until_ns: 0,
         }
     }
 
@@ -162,8 +170,15 @@ impl Placement {
             return;
         }
         self.cleared = self.followed;
-        let others = procfs::threads(std::process::id().cast_signed()).unwrap_or_default();
-        for thread in others.into_iter().filter(|thread| *thread != thread_id()) {
+        let now_ns = now_ns();
+        // A program may be moved hundreds of times a second.
+        if now_ns >= self.others_until_ns {
+            let ourselves = thread_id();
+            self.others = procfs::threads(std::process::id().cast_signed()).unwrap_or_default();
+            self.others.retain(|&thread| thread != ourselves);
+            self.others_until_ns = now_ns + OTHERS_KEPT_NS;
+        }
+        for &thread in &self.others {
             // A failure leaves it where it is, which is slower and not wrong.
             let _ = elsewhere.confine(thread);
         }

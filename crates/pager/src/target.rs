@@ -61,6 +61,9 @@ pub enum Flight {
     Other,
 }
 
+/// Faults of a target that may wait before its list of them grows.
+pub const WAITING_ROOM: usize = 64;
+
 /// What the kernel is told of merging.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Errand {
@@ -172,7 +175,7 @@ impl Target {
             handed: false,
             announced: Announced::default(),
             unmapped: Vec::new(),
-            waiting: Vec::with_capacity(64),
+            waiting: Vec::with_capacity(WAITING_ROOM),
             doubtful: false,
             doubts: Vec::new(),
         };

@@ -29,15 +29,22 @@ fn config_of(memory_bytes: u64, path: PathBuf, bytes: u64) -> Config {
     config
 }
 
-/// Puts a page as often as it is declined, up to a limit.
+/// Puts a page as often as it is declined: the disk may be busy for a while.
 fn put(client: &mut Client, at: u32) -> bool {
-    for _ in 0..200 {
+    put_within(client, at, Duration::from_secs(20))
+}
+
+fn put_within(client: &mut Client, at: u32, patience: Duration) -> bool {
+    let begun = Instant::now();
+    loop {
         if client.put(&[(key(at), page(at.into()))]) == [PageStatus::Ok] {
             return true;
         }
-        std::thread::sleep(std::time::Duration::from_millis(1));
+        if begun.elapsed() > patience {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
     }
-    false
 }
 
 #[test]
@@ -134,7 +141,7 @@ fn a_file_that_takes_no_more_loses_nothing() {
     let _unmount = Unmount(directory.clone());
     let server = start(config(directory.join("spill"), 64 * MIB));
     let mut client = Client::new(&server, 1);
-    let stored = (0..).find(|at| !put(&mut client, *at)).expect("it is full");
+    let stored = (0..).find(|at| !put_within(&mut client, *at, Duration::from_secs(1))).expect("it is full");
     assert!(stored > 1000, "{stored}: memory and the small disk");
     for at in 0..stored {
         assert!(client.get(&[key(at)])[0] == Ok(page(at.into())), "{at}");

@@ -7,7 +7,7 @@ use spillway_core::PAGE_BYTES_U64;
 
 use super::SYSCALL;
 use crate::error::Error;
-use crate::procfs;
+use crate::procfs::{self, Stat};
 use crate::sys::process;
 
 /// Whether no debugger traces this thread of `pid`.
@@ -81,14 +81,15 @@ pub(super) fn syscall_instruction(pid: i32, thread: i32) -> Result<u64, Error> {
     Ok(vdso.span.start.0 + offset as u64)
 }
 
-/// A thread to borrow: rather one that sleeps, never one that cannot be stopped.
+/// A thread to borrow: rather one that sleeps, never one that cannot be stopped, or that stops and makes no system call for us.
 pub(super) fn quiet_thread(pid: i32) -> Result<i32, Error> {
     let threads = procfs::threads(pid).map_err(|_| Error::NoSuchProcess(pid))?;
-    let rank = |thread: &i32| match procfs::thread_stat(pid, *thread).map(|stat| stat.state) {
-        Ok(b'S') => 0,
-        Ok(b'R') => 1,
-        Ok(b'T') => 2,
-        Ok(b'D') => 3,
+    let rank = |thread: &i32| match procfs::thread_stat(pid, *thread) {
+        Ok(stat) if stat.is_kernels => 5,
+        Ok(Stat { state: b'S', .. }) => 0,
+        Ok(Stat { state: b'R', .. }) => 1,
+        Ok(Stat { state: b'T', .. }) => 2,
+        Ok(Stat { state: b'D', .. }) => 3,
         _ => 4,
     };
     threads.into_iter().min_by_key(rank).ok_or(Error::NoSuchProcess(pid))

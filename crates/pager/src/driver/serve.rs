@@ -112,16 +112,13 @@ impl Driver {
             if target.waiting.is_empty() || !target.may_serve() {
                 continue;
             }
-            // Taken out and put back, so that its capacity is kept.
-            let mut waiting = std::mem::take(&mut target.waiting);
+            // Those that go on waiting are put into the other list, which has its room already.
+            let mut waiting = std::mem::replace(&mut target.waiting, std::mem::take(&mut self.retried));
             for &fault in &waiting {
                 self.serve(at, fault);
             }
             waiting.clear();
-            if let Some(target) = &mut self.targets[at] {
-                waiting.append(&mut target.waiting);
-                target.waiting = waiting;
-            }
+            self.retried = waiting;
         }
     }
 }

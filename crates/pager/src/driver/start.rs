@@ -22,7 +22,7 @@ use crate::recording::Recording;
 use crate::shared::Shared;
 use crate::sys::fd::Bell;
 use crate::sys::sched::{Class, Cpus, set_class, thread_id};
-use crate::target::{Flight, Target};
+use crate::target::{Flight, Target, WAITING_ROOM};
 use crate::watcher::Request;
 
 /// What joins the fault thread to the others.
@@ -98,6 +98,7 @@ impl Driver {
             dry: true,
             untidy: false,
             yields: Yield::default(),
+            retried: Vec::with_capacity(WAITING_ROOM),
             awaits_agent: false,
             awaits_store: false,
             succeeds: false,

@@ -1,0 +1,60 @@
+"""What the thread that serves faults must not do, as the kernel's probes see it."""
+
+import contextlib
+import os
+import pathlib
+import re
+import subprocess
+
+import pytest
+from harness import eventually
+from mechanics import Program
+
+# For how long they are counted.
+SECONDS = 1.5
+ALLOCATORS = ("malloc", "calloc", "realloc", "posix_memalign", "aligned_alloc")
+
+
+@contextlib.contextmanager
+def probes(perf, library, group):
+    """Events for each call of the C library's allocators, removed afterwards."""
+    try:
+        for name in ALLOCATORS:
+            words = [perf, "probe", "-q", "-x", library, "--add", f"{group}:{name}={name}"]
+            done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
+            if done.returncode:
+                pytest.skip(f"this kernel takes no probes: {done.stderr.strip()}")
+        yield [f"{group}:{name}" for name in ALLOCATORS]
+    finally:
+        subprocess.run([perf, "probe", "-q", "--del", f"{group}:*"], stdin=subprocess.DEVNULL, capture_output=True, timeout=30)
+
+
+def thread_of(pid, name):
+    """The id of a process's thread by its name."""
+    tasks = pathlib.Path(f"/proc/{pid}/task").iterdir()
+    return next((int(task.name) for task in tasks if (task / "comm").read_text().strip() == name), None)
+
+
+@pytest.mark.parametrize("pool", ["local:", "tcp"])
+def test_faults_are_served_without_an_allocation(processes, spillway, servers, build, need, pool):
+    """Of a pool in this process or at a server: a fault that waits for the allocator waits for whoever holds its lock."""
+    (perf,) = need("perf")
+    url = f"tcp://{servers.spillway().address}" if pool == "tcp" else pool
+    target = Program(processes, [build("fill"), 96], spillway, "32M", ["--pool", url]).ready()
+    pager = spillway.settled(target.pid)["pager_pid"]
+    library = next(words[-1] for line in open(f"/proc/{pager}/maps") if (words := line.split())[-1].endswith("/libc.so.6"))
+    thread = eventually(lambda: thread_of(pager, "faults"), "the thread that serves faults")
+    with probes(perf, library, f"spillway{os.getpid()}") as events:
+        # What it needs once it has by then.
+        target.ask("churn 500")
+        target.tell("churn 2500")
+        before = spillway.find(target.pid)["faults"]
+        counting = [perf, "stat", "-x", ",", *(word for event in events for word in ("-e", event)), "-t", str(thread), "--", "sleep", str(SECONDS)]
+        counted = subprocess.run(counting, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
+        faults = spillway.find(target.pid)["faults"] - before
+        assert target.line() == "OK"
+    calls = [int(said) for said in re.findall(r"^(\d+),,spillway", counted.stderr, re.M)]
+    assert counted.returncode == 0 and len(calls) == len(ALLOCATORS), counted.stderr
+    # Ten times a second at most it looks which threads the pager has, which takes some twenty calls.
+    most = SECONDS * 10 * 30 + faults / 1000
+    assert faults > 5000 and sum(calls) < most, f"{dict(zip(ALLOCATORS, calls, strict=True))} calls in {faults} faults"
