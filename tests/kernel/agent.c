@@ -134,8 +134,8 @@ FACT(a_traced_agent_goes_on_in_a_stopped_process) {
     expect_is(answer_of(it, 2).value, it->pid);
 }
 
-// A thread of the process whose name begins so, and the flags of /proc/PID/stat; 0 when there is none.
-static pid_t thread_named(pid_t pid, const char *beginning, unsigned *flags) {
+// A thread of the process with any of these flags in /proc/PID/stat; 0 when there is none.
+static pid_t thread_with(pid_t pid, unsigned flags) {
     char path[64], line[512];
     snprintf(path, sizeof path, "/proc/%d/task", pid);
     DIR *tasks = opendir(path);
@@ -144,8 +144,8 @@ static pid_t thread_named(pid_t pid, const char *beginning, unsigned *flags) {
         snprintf(path, sizeof path, "/proc/%d/task/%.20s/stat", pid, task->d_name);
         FILE *stat = fopen(path, "r");
         if (!stat) continue;
-        if (fgets(line, sizeof line, stat) && !strncmp(strchr(line, '(') + 1, beginning, strlen(beginning))
-            && sscanf(strrchr(line, ')') + 1, " %*c %*d %*d %*d %*d %*d %u", flags) == 1)
+        unsigned has = 0;
+        if (fgets(line, sizeof line, stat) && sscanf(strrchr(line, ')') + 1, " %*c %*d %*d %*d %*d %*d %u", &has) == 1 && has & flags)
             found = atoi(task->d_name);
         fclose(stat);
     }
@@ -159,11 +159,9 @@ FACT(a_thread_of_the_kernels_own_stops_and_makes_no_step) {
     how->flags = IORING_SETUP_SQPOLL;
     long ring = call(it, 0, SYS_io_uring_setup, 8, (u64)how);
     if (ring < 0) skip("io_uring_setup: %s", strerror((int)-ring));
-    unsigned flags = 0;
-    pid_t own = thread_named(it->pid, "iou-sqp", &flags);
-    expect(own > 0);
     // PF_IO_WORKER before 6.4, PF_USER_WORKER since.
-    expect((flags & (0x10 | 0x4000)) != 0);
+    pid_t own = thread_with(it->pid, 0x10 | 0x4000);
+    expect(own > 0);
     if (ptrace(PTRACE_SEIZE, own, 0, 0)) skip("ptrace: %m");
     expect_is(ptrace(PTRACE_INTERRUPT, own, 0, 0), 0);
     int status = 0;
