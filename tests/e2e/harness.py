@@ -19,7 +19,7 @@ from lateness import Lateness
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 MIB = 1 << 20
-# The issue's own bound: a sampled peak may pass the budget by 5%.
+# A sampled peak may pass the budget by 5%.
 PEAK_ALLOWANCE = 1.05
 # Memory that no pager can take: stacks in use, pages of code that was written to, the agent. Seen by the kernel only.
 UNMANAGED_BYTES = 16 * MIB
@@ -280,7 +280,7 @@ class Spillway:
                 raise AssertionError(f"attach ended with status {running.process.returncode}: {running.process.stderr.read()}")
             return self.find(pid)
 
-        eventually(listed, f"process {pid} in `spillway ps`", 15, every=0.1)
+        eventually(listed, f"process {pid} in `spillway ps`", 15, every=0.03)
         return running
 
     def ps(self):
@@ -302,7 +302,7 @@ class Spillway:
             settled = target and target["touched_bytes"] and target["local_bytes"] <= target["budget_bytes"]
             return target if settled else None
 
-        return eventually(within, f"process {pid} to settle within its budget", timeout, every=0.1)
+        return eventually(within, f"process {pid} to settle within its budget", timeout, every=0.05)
 
     def resize(self, pid, size):
         """Gives a target another budget."""

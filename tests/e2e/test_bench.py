@@ -379,7 +379,7 @@ def test_churn_tells_a_daemon_that_grows_from_one_that_does_not():
     assert grew(memory_files_kib=churn.ALLOWED_KIB) == ["memory files kib"]
 
 
-def tiny(processes, spillway, tmp_path, name, timeout=80):
+def tiny(processes, spillway, tmp_path, name, timeout=180):
     """Runs the small form of a script that records: what it printed, and what it kept."""
     words = [RUN.parent / name, "--tiny", "--record", "tiny", "--into", tmp_path, "--spillway", spillway.path]
     run = processes.start(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -388,6 +388,7 @@ def tiny(processes, spillway, tmp_path, name, timeout=80):
     return out, (tmp_path / "tiny.md").read_text(), json.loads((tmp_path / "tiny.json").read_text())
 
 
+@pytest.mark.limit(200)
 def test_how_fast_a_guest_shrinks_is_measured_and_recorded(processes, spillway, tmp_path):
     out, page, kept = tiny(processes, spillway, tmp_path, "shrink")
     assert out.strip() in page and "goal 100,000 pages a second" in out and "Every checksum was right" in out
@@ -401,6 +402,7 @@ def test_how_fast_a_guest_shrinks_is_measured_and_recorded(processes, spillway, 
     assert kept["whole_mib"] > 128 > one["resident_mib"], kept
 
 
+@pytest.mark.limit(200)
 def test_how_little_a_guest_lives_on_is_measured_and_recorded(processes, spillway, need, tmp_path):
     need("ip", "dropbear", "dropbearkey", "dbclient")
     out, page, kept = tiny(processes, spillway, tmp_path, "footprint")
@@ -416,6 +418,7 @@ def test_how_little_a_guest_lives_on_is_measured_and_recorded(processes, spillwa
     assert mib == 96 and 256 < pages <= mib * 256 and f"| balloon at its largest (96 MiB left) | {pages} |" in out
 
 
+@pytest.mark.limit(200)
 def test_what_equal_guests_cost_is_measured_and_recorded(processes, spillway, need, tmp_path):
     need("qemu-system-x86_64", "busybox")
     settings = {path: path.read_text() for path in pathlib.Path("/sys/kernel/mm/ksm").glob("run")}

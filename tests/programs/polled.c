@@ -17,12 +17,14 @@ static void on_end(int signal) {
 int main(int argc, char **argv) {
     if (argc != 2) return 2;
     uint64_t pages = strtoull(argv[1], NULL, 10) * 256, *memory = map_or_die(pages * PAGE);
-    for (uint64_t i = 0; i < pages; i++) pattern_write(memory, 5, i);
+    // Before there is memory worth managing, so that the thread is asleep by then.
     struct io_uring_params how = {.flags = IORING_SETUP_SQPOLL, .sq_thread_idle = 20};
     if (syscall(SYS_io_uring_setup, 8, &how) < 0) {
         say("NONE %s\n", strerror(errno));
         return 0;
     }
+    usleep(100 * 1000);
+    for (uint64_t i = 0; i < pages; i++) pattern_write(memory, 5, i);
     signal(SIGTERM, on_end);
     say("READY\n");
     for (uint64_t i = 0; !over; i++)

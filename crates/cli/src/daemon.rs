@@ -87,7 +87,10 @@ pub(crate) fn daemon(args: &Args) -> Result<u8, Failure> {
             ));
         }
     }
-    serve(&service, || may_go_on(&given, &url));
+    serve(&service, || match service.snapshot().processes {
+        0 => Said::of(&given).map(drop),
+        _ => may_go_on(&given, &url),
+    });
     service.end();
     drop(place);
     Ok(0)
@@ -186,7 +189,13 @@ fn serve(service: &Arc<Service>, may_leave: impl Fn() -> Result<(), Failure>) {
             host.mend_stops();
         }
         match (service.detachment(), signal) {
-            (Detachment::Done, _) => return,
+            (Detachment::Done, _) => {
+                // One that was asked for over the socket may have failed until now: then this daemon would have served on.
+                if !stopping {
+                    notify::tell("STOPPING=1");
+                }
+                return;
+            }
             (Detachment::None, Some(libc::SIGHUP)) => {
                 let may_leave = may_leave().map_err(|failure| failure.to_string());
                 match may_leave.and_then(|()| service.hand_over(VERSION)) {
@@ -202,12 +211,7 @@ fn serve(service: &Arc<Service>, may_leave: impl Fn() -> Result<(), Failure>) {
             }
             (Detachment::None, _) => trouble.tell(&service.snapshot()),
             // A service manager must not take pages on their way home for a daemon that hangs.
-            (Detachment::Running(..), _) => {
-                if !std::mem::replace(&mut stopping, true) {
-                    notify::tell("STOPPING=1");
-                }
-                notify::tell("EXTEND_TIMEOUT_USEC=30000000");
-            }
+            (Detachment::Running(..), _) => notify::tell("EXTEND_TIMEOUT_USEC=30000000"),
         }
     }
 }

@@ -138,7 +138,9 @@ fn reading_in_the_background_stops_and_the_foreground_goes_on() {
     let mut terminal = Terminal::open();
     terminal.keys("$SPILLWAY run -q -- cat &\n");
     // It stops once it reads: until then it is said to run.
+    let deadline = Instant::now() + Duration::from_secs(15);
     loop {
+        assert!(Instant::now() < deadline, "it does not stop");
         terminal.keys("jobs; echo asked\n");
         let said = terminal.expect("\nasked");
         if said.contains("Stopped") {

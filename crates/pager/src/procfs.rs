@@ -186,7 +186,10 @@ impl ThreadStat {
     pub fn read(&self) -> io::Result<Stat> {
         let mut bytes = [0; PAGE_BYTES];
         let count = self.0.read_at(&mut bytes, 0)?;
-        parse_stat(&String::from_utf8_lossy(&bytes[..count])).ok_or_else(|| io::ErrorKind::InvalidData.into())
+        // The name may be cut within a character; what follows it is plain, and nothing is allocated for it.
+        let behind = bytes[..count].iter().rposition(|&byte| byte == b')').map(|at| &bytes[at..count]);
+        let text = behind.and_then(|behind| std::str::from_utf8(behind).ok());
+        text.and_then(parse_stat).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 }
 

@@ -71,7 +71,10 @@ impl Removals {
                 return true;
             }
             let Some((pid, pagemap)) = process_of(removal.target) else {
-                return now < removal.announced + SPARED_AFTER;
+                // A forked child whose process is not known yet.
+                removal.wait = (removal.wait * 2).min(SPARED_AFTER);
+                removal.next_scan = now + removal.wait;
+                return true;
             };
             let Ok(gone) = gone(pagemap, removal.span) else { return false };
             let &mut Removal { target, number, span, .. } = removal;
