@@ -17,12 +17,8 @@ help:
 build:
 	$(CARGO) build --release --bin spillway
 
-test-crates:
-	$(CARGO) test --workspace
-
-# For when nobody waits for it: link-time optimisation has one thread for a minute, and others may have the other CPUs meanwhile.
-build-beside:
-	nice -n 19 $(CARGO) build --release --bin spillway
+build-tests:
+	$(CARGO) test --workspace --no-run
 
 check:
 	$(CARGO) fmt --all --check
@@ -30,9 +26,11 @@ check:
 	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --workspace --no-deps --document-private-items
 	scripts/check-scripts
 
-# Crates are tested with debug assertions and overflow checks; programs under the binary that is shipped, which is built meanwhile.
+# Crates are tested with debug assertions and overflow checks; programs under the binary that is shipped. Both are built at the same
+# time: each leaves a CPU idle for a while.
 test:
-	$(MAKE) -j2 build-beside test-crates
+	$(MAKE) -j2 build build-tests
+	$(CARGO) test --workspace
 	@if [ "$$(id -u)" = 0 ]; then scripts/setup-tests; fi
 	scripts/e2e
 	SPILLWAY_CHAOS_SECONDS=180 TESTS=tests/e2e/chaos.py scripts/e2e
@@ -61,4 +59,4 @@ demo: build
 install: build
 	install -D -m 755 target/release/spillway '$(DESTDIR)$(PREFIX)/bin/spillway'
 
-.PHONY: help build build-beside check test test-crates e2e chaos bench bench-ab bench-apps demo install
+.PHONY: help build build-tests check test e2e chaos bench bench-ab bench-apps demo install

@@ -82,7 +82,7 @@ fn control_c_is_the_programs_alone() {
     terminal.keys(
         "$SPILLWAY run -q -- sh -c 'trap \"echo caught\" INT; echo go; sleep 9; sleep 0.5; exit 9'; echo status=$?\n",
     );
-    terminal.expect("go");
+    terminal.expect("\ngo"); // Not the command, which the terminal echoes.
     std::thread::sleep(Duration::from_millis(300));
     terminal.keys("\x03");
     let between = terminal.expect("status=9");
@@ -96,7 +96,7 @@ fn control_c_ends_a_loop_as_it_would_without_us() {
     }
     let mut terminal = Terminal::open();
     terminal.keys("for i in 1 2 3; do echo round; $SPILLWAY run -q -- sleep 20; done\n");
-    terminal.expect("round");
+    terminal.expect("\nround");
     std::thread::sleep(Duration::from_millis(700));
     terminal.keys("\x03");
     terminal.expect("prompt> ");
@@ -112,7 +112,7 @@ fn control_z_stops_and_fg_goes_on() {
     }
     let mut terminal = Terminal::open();
     terminal.keys("$SPILLWAY run -q -- sh -c 'trap \"echo continued\" CONT; echo go; cat; exit 5'; echo status=$?\n");
-    terminal.expect("go");
+    terminal.expect("\ngo");
     std::thread::sleep(Duration::from_millis(300));
     terminal.keys("\x1a");
     terminal.expect("Stopped");
@@ -164,7 +164,7 @@ fn kill_of_a_job_reaches_the_program_once() {
     }
     let mut terminal = Terminal::open();
     terminal.keys("$SPILLWAY run -q -- sh -c 'trap \"echo got\" TERM; echo go; sleep 1; sleep 1; exit 3' &\n");
-    terminal.expect("go");
+    terminal.expect("\ngo");
     terminal.keys("kill %1; wait; echo status=$?\n");
     let between = terminal.expect("status=");
     assert_eq!(between.matches("\ngot").count(), 1, "{between}");
