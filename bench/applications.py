@@ -3,7 +3,9 @@
 import contextlib
 import importlib
 import json
+import math
 import os
+import pathlib
 import shutil
 import subprocess
 import sys
@@ -13,6 +15,9 @@ from typing import Callable, NamedTuple
 
 from modes import Failure
 from workloads import HERE, LIMIT_SECONDS, ended, program
+
+MIB = 1 << 20
+LEAST_MIB = 8
 
 
 class Application(NamedTuple):
@@ -119,3 +124,42 @@ def applications(tiny):
         Application("memcached", "memcached, wiki trace", cache("memcached", memcached, keys, requests), "requests_s", "memcached"),
         Application("guest", "a guest of QEMU (TCG)", guest(mib, fill, rounds), "verify_s", emulator),
     ]
+
+
+def chosen(only, tiny):
+    """Those that are asked for, or all; and what is to be said of those that cannot run here."""
+    every = applications(tiny)
+    if unknown := set(only or []) - {app.group for app in every}:
+        script = pathlib.Path(sys.argv[0]).name
+        sys.exit(f"{script}: no such application: {', '.join(sorted(unknown))}; there are {', '.join(app.group for app in every)}")
+    asked = [app for app in every if not only or app.group in only]
+    is_missing = lambda app: app.needs and not shutil.which(app.needs)
+    return [app for app in asked if not is_missing(app)], [f"Not run: {app.name}: {app.needs} is not installed." for app in asked if is_missing(app)]
+
+
+def compile_into(tools):
+    """What they need that is compiled."""
+    for source in ("sort", "graph"):
+        subprocess.run(["cc", "-O2", "-o", tools / source, HERE / f"{source}.c", "-lm"], check=True)
+
+
+def footprint_mib(app, spillway, tools):
+    """The most managed memory that it has by itself."""
+    stats = tools / "stats.json"
+    under = [spillway, "run", "-q", "--local", "all", "--stats", str(stats), "--"]
+    app.run(lambda command: {"args": [*under, *map(str, command)]}, tools)
+    return counted(app, stats)["local_peak_bytes"] / MIB
+
+
+def counted(app, stats):
+    """What the pager counted in the run that has just ended: of all of it."""
+    if not stats.exists():
+        raise Failure(f"{app.name}: no counters")
+    told = json.loads(stats.read_text())
+    stats.unlink()
+    return told
+
+
+def share_mib(footprint, percent):
+    """So much of a footprint, in whole MiB."""
+    return max(LEAST_MIB, math.ceil(footprint * percent / 100))

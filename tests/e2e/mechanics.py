@@ -117,6 +117,22 @@ def refused(done, *words):
         assert word.lower() in lines[0].lower(), f"'{word}' is not in: {lines[0]}"
 
 
+def threads(pid):
+    """The threads of a process, as (id, name)."""
+    found = []
+    # Each may end at any moment, and so may the process.
+    with contextlib.suppress(OSError):
+        for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                found.append((int(task.name), (task / "comm").read_text().strip()))
+    return found
+
+
+def has_agent(pid):
+    """Whether a thread of ours is in a process."""
+    return any(name == "spillway-agent" for _, name in threads(pid))
+
+
 def mappings(pid):
     """The process's mappings as (start, end, permissions, name)."""
     found = []

@@ -13,7 +13,7 @@ import time
 
 import pytest
 from harness import MIB, REPOSITORY, children, eventually, status_field, tree, undisturbed
-from mechanics import NONZERO, Program, coverage, let_go, refused, registered, rollup, running, squeeze, traits
+from mechanics import NONZERO, Program, coverage, has_agent, let_go, refused, registered, rollup, running, squeeze, traits
 
 
 @pytest.fixture
@@ -561,17 +561,10 @@ def test_one_child_after_the_other_is_kept_to_the_budget(processes, heirs):
     program = heirs("16M", "two", 48).ready().ready()
 
     def agents():
-        return [pid for pid in tree(program.process.pid) if "spillway-agent" in names(pid)]
+        return [pid for pid in tree(program.process.pid) if has_agent(pid)]
 
     eventually(lambda: len(agents()) == 3, "both children to have an agent")
     eventually(lambda: sum(rollup(pid) for pid in agents()) < 24 * MIB, "the budget to hold")
     # With the first process of the namespace all of them end.
     os.kill(children(program.pid)[0], signal.SIGKILL)
     program.process.wait(10)
-
-
-def names(pid):
-    """The names of a process's threads."""
-    with contextlib.suppress(OSError):
-        return [open(f"/proc/{pid}/task/{thread}/comm").read().strip() for thread in os.listdir(f"/proc/{pid}/task")]
-    return []

@@ -15,17 +15,24 @@ from harness import REPOSITORY, eventually
 RUN = REPOSITORY / "bench/run"
 
 
+def loaded(name):
+    """A script of bench/ as a module."""
+    sys.path.insert(0, str(RUN.parent))
+    loader = importlib.machinery.SourceFileLoader(f"bench_{name}", str(RUN.parent / name))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        loader.exec_module(module)
+    finally:
+        sys.dont_write_bytecode = before
+        sys.path.remove(str(RUN.parent))
+    return module
+
+
 @pytest.fixture(scope="module")
 def bench():
     """bench/run as a module."""
-    sys.path.insert(0, str(RUN.parent))
-    loader = importlib.machinery.SourceFileLoader("bench_run", str(RUN))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("bench_run", loader))
-    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
-    loader.exec_module(module)
-    sys.dont_write_bytecode = before
-    yield module
-    sys.path.remove(str(RUN.parent))
+    return loaded("run")
 
 
 def left_behind():
@@ -330,35 +337,18 @@ def test_where_the_time_goes_is_measured_and_recorded(processes, spillway, need,
     assert about["installs pages (UFFDIO_COPY)"] > 0 and abs(sum(about.values()) - threads["the fault thread"]) < 1e-6, one
 
 
-@pytest.mark.limit(120)
+@pytest.mark.limit(200)
 def test_what_applications_wait_for_is_measured_and_recorded(processes, spillway, need, tmp_path):
     need("perf")
-    words = [REPOSITORY / "bench/waits", "--tiny", "--only", "sort,redis", "--record", "tiny", "--into", tmp_path, "--spillway", spillway.path]
-    run = processes.start(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    out, err = run.communicate(timeout=90)
-    assert run.returncode == 0, out + err
-    assert out.strip() in (tmp_path / "tiny.md").read_text()
-    told = json.loads((tmp_path / "tiny.json").read_text())["applications"]
+    out, page, kept = tiny(processes, spillway, tmp_path, "waits", "--only", "sort,redis")
+    assert out.strip() in page
+    told = kept["applications"]
     assert set(told) == {"quicksort", "Redis, wiki trace"}
     for one in told.values():
         # Several may wait for one page, and who is served soon enough from another CPU does not even fall asleep.
         assert one["faults"] > 100 and 100 < one["waits_for_pages"] < 2 * one["faults"], one
         assert one["spent_s"]["page"] > 0 and one["spent_s"]["running"] > 0 and one["system_calls"]["faults"] > one["faults"], one
     assert told["Redis, wiki trace"]["spent_s"]["else"] > told["quicksort"]["spent_s"]["else"], told
-
-
-def loaded(name):
-    """A script of bench/ as a module."""
-    sys.path.insert(0, str(RUN.parent))
-    loader = importlib.machinery.SourceFileLoader(f"bench_{name}", str(RUN.parent / name))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
-    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
-    try:
-        loader.exec_module(module)
-    finally:
-        sys.dont_write_bytecode = before
-        sys.path.remove(str(RUN.parent))
-    return module
 
 
 def test_churn_tells_a_daemon_that_grows_from_one_that_does_not():
@@ -379,11 +369,11 @@ def test_churn_tells_a_daemon_that_grows_from_one_that_does_not():
     assert grew(memory_files_kib=churn.ALLOWED_KIB) == ["memory files kib"]
 
 
-def tiny(processes, spillway, tmp_path, name, timeout=180):
+def tiny(processes, spillway, tmp_path, name, *more):
     """Runs the small form of a script that records: what it printed, and what it kept."""
-    words = [RUN.parent / name, "--tiny", "--record", "tiny", "--into", tmp_path, "--spillway", spillway.path]
+    words = [RUN.parent / name, "--tiny", *more, "--record", "tiny", "--into", tmp_path, "--spillway", spillway.path]
     run = processes.start(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    out, err = run.communicate(timeout=timeout)
+    out, err = run.communicate(timeout=180)
     assert run.returncode == 0, out + err
     return out, (tmp_path / "tiny.md").read_text(), json.loads((tmp_path / "tiny.json").read_text())
 

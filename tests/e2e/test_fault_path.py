@@ -2,13 +2,11 @@
 
 import contextlib
 import os
-import pathlib
 import re
 import subprocess
 
 import pytest
-from harness import eventually
-from mechanics import Program
+from mechanics import Program, threads
 
 # For how long they are counted.
 SECONDS = 1.5
@@ -29,12 +27,6 @@ def probes(perf, library, group):
         subprocess.run([perf, "probe", "-q", "--del", f"{group}:*"], stdin=subprocess.DEVNULL, capture_output=True, timeout=30)
 
 
-def thread_of(pid, name):
-    """The id of a process's thread by its name."""
-    tasks = pathlib.Path(f"/proc/{pid}/task").iterdir()
-    return next((int(task.name) for task in tasks if (task / "comm").read_text().strip() == name), None)
-
-
 @pytest.mark.parametrize("pool", ["local:", "tcp"])
 def test_faults_are_served_without_an_allocation(processes, spillway, servers, build, need, pool):
     """Of a pool in this process or at a server: a fault that waits for the allocator waits for whoever holds its lock."""
@@ -43,7 +35,7 @@ def test_faults_are_served_without_an_allocation(processes, spillway, servers, b
     target = Program(processes, [build("fill"), 96], spillway, "32M", ["--pool", url]).ready()
     pager = spillway.settled(target.pid)["pager_pid"]
     library = next(words[-1] for line in open(f"/proc/{pager}/maps") if (words := line.split())[-1].endswith("/libc.so.6"))
-    thread = eventually(lambda: thread_of(pager, "faults"), "the thread that serves faults")
+    (thread,) = [thread for thread, name in threads(pager) if name == "faults"]
     with probes(perf, library, f"spillway{os.getpid()}") as events:
         # What it needs once it has by then.
         target.ask("churn 500")

@@ -18,7 +18,7 @@ import time
 
 import pytest
 from harness import PIPES, Running, eventually, tree
-from mechanics import Program, refused, status_field, traits
+from mechanics import Program, refused, status_field, threads, traits
 
 NOBODY = 65534
 CAPABILITIES = "cap_sys_ptrace,cap_ipc_lock,cap_sys_nice+ep"
@@ -73,12 +73,6 @@ class User:
         refused(self.cli("attach", target.pid, "--local", "8M"), *words)
         assert traits(target.pid) == before
         target.unharmed()
-
-
-def threads(pid):
-    """The ids and names of the threads of a process and of its descendants."""
-    tasks = [task for process in tree(pid) for task in pathlib.Path(f"/proc/{process}/task").iterdir()]
-    return [(int(task.name), (task / "comm").read_text().strip()) for task in tasks]
 
 
 def in_namespace(script):
@@ -192,7 +186,7 @@ def test_the_idle_class_is_for_who_may_leave_it(user, setcap, lacks):
 
     def both():
         program.unharmed()
-        for thread, name in threads(program.process.pid):
+        for thread, name in [each for pid in tree(program.process.pid) for each in threads(pid)]:
             if name in seen:
                 seen[name].add(os.sched_getscheduler(thread))
         return all(os.SCHED_IDLE in classes for classes in seen.values())

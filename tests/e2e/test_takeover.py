@@ -10,7 +10,7 @@ import time
 
 import pytest
 from harness import eventually
-from mechanics import Program, refused
+from mechanics import Program, has_agent, refused
 from servers import pages_in
 from test_stripes import anew, pool_of, protection, rebuilt
 
@@ -35,15 +35,9 @@ def torture(build):
     return build("torture", "-Wshadow")
 
 
-def threads(pid):
-    """The names of a process's threads."""
-    tasks = f"/proc/{pid}/task"
-    return [open(f"{tasks}/{thread}/comm").read().strip() for thread in os.listdir(tasks)]
-
-
 def nothing_of_ours(pid):
     """No thread, mapping or descriptor of ours is in the process."""
-    eventually(lambda: "spillway-agent" not in threads(pid), "the agent to end")
+    eventually(lambda: not has_agent(pid), "the agent to end")
     assert "spillway" not in open(f"/proc/{pid}/maps").read()
     links = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
     assert not [link for link in links if "spillway" in link or "userfaultfd" in link], links

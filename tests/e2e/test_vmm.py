@@ -19,7 +19,7 @@ import time
 
 import pytest
 from harness import MIB, PIPES, anonymous_bytes, assert_kernel_sees, eventually
-from mechanics import refused
+from mechanics import has_agent, refused
 
 GUEST_MIB = 96
 GUEST_PAGES = GUEST_MIB * 256
@@ -156,7 +156,7 @@ def test_letting_go_brings_everything_home(serve, resume, image):
     # Nobody serves any more: what is there is all that there is.
     guest.is_right()
     assert int(guest.ask("resident").split()[1]) >= GUEST_PAGES - 50
-    assert "spillway-agent" not in [open(f"/proc/{guest.pid}/task/{task}/comm").read().strip() for task in os.listdir(f"/proc/{guest.pid}/task")]
+    assert not has_agent(guest.pid)
     guest.end()
 
 

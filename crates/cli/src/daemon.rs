@@ -87,10 +87,7 @@ pub(crate) fn daemon(args: &Args) -> Result<u8, Failure> {
             ));
         }
     }
-    serve(&service, || match service.snapshot().processes {
-        0 => Said::of(&given).map(drop),
-        _ => may_go_on(&given, &url),
-    });
+    serve(&service, || may_go_on(&given, (service.snapshot().processes > 0).then_some(&url)));
     service.end();
     drop(place);
     Ok(0)
@@ -104,6 +101,11 @@ impl Said {
         let pool = args.pool.clone().or(config.pool);
         pool.as_ref().map(|url| pool::parse(url)).transpose()?;
         Ok(Self { local, pool, replacement: config.replacement })
+    }
+
+    /// The pool that is named, if it is not this one.
+    fn another_pool(&self, pool: &str) -> Option<&String> {
+        self.pool.as_ref().filter(|named| *named != pool)
     }
 }
 
@@ -149,7 +151,7 @@ fn start(said: &Said) -> Result<(Pager, String, String), Failure> {
 fn take_over(said: &Said, remains: Remains, begun: Instant) -> Result<(Pager, String, String), Failure> {
     let url = remains.pool();
     let pids = remains.pids();
-    if let Some(other) = said.pool.as_ref().filter(|pool| **pool != url) {
+    if let Some(other) = said.another_pool(&url) {
         return Err(Failure::refused(format!(
             "a daemon was killed whose pages are in `{url}`, not in `{other}`: start with --pool '{url}', shut that down, \
              then change it"
@@ -164,26 +166,26 @@ fn take_over(said: &Said, remains: Remains, begun: Instant) -> Result<(Pager, St
     Ok((pager, url, note))
 }
 
-/// Whether a daemon that is started as this one was can go on where this one leaves: its settings may have changed since.
-fn may_go_on(args: &Args, pool: &str) -> Result<(), Failure> {
-    match Said::of(args)?.pool {
-        Some(other) if other != pool => Err(Failure::refused(format!(
-            "the settings name the pool `{other}` now, and the pages are in `{pool}`: shut the daemon down to change that"
-        ))),
-        _ => Ok(()),
-    }
+/// Whether a daemon that is started as this one was can go on where this one leaves, with pages in `pool` if there are any: its
+/// settings may have changed since.
+fn may_go_on(args: &Args, pool: Option<&String>) -> Result<(), Failure> {
+    let said = Said::of(args)?;
+    let Some((pool, other)) = pool.and_then(|pool| Some((pool, said.another_pool(pool)?))) else { return Ok(()) };
+    Err(Failure::refused(format!(
+        "the settings name the pool `{other}` now, and the pages are in `{pool}`: shut the daemon down to change that"
+    )))
 }
 
 /// Returns when all pages are home for good. `may_leave` tells what would keep the next daemon from going on.
 fn serve(service: &Arc<Service>, may_leave: impl Fn() -> Result<(), Failure>) {
     let (told, failures) = mpsc::channel();
-    let (mut leaving, mut stopping) = (false, false);
+    let mut leaving = false;
     let mut trouble = Trouble::default();
     loop {
         let signal = sys::next_signal(Some(TICK)).map(|caught| caught.number);
         if let Ok(failure) = failures.try_recv() {
             say::note(failure);
-            (leaving, stopping) = (false, false);
+            leaving = false;
         }
         if let Some(host) = service.host() {
             host.mend_stops();
@@ -191,7 +193,7 @@ fn serve(service: &Arc<Service>, may_leave: impl Fn() -> Result<(), Failure>) {
         match (service.detachment(), signal) {
             (Detachment::Done, _) => {
                 // One that was asked for over the socket may have failed until now: then this daemon would have served on.
-                if !stopping {
+                if !leaving {
                     notify::tell("STOPPING=1");
                 }
                 return;
@@ -205,7 +207,7 @@ fn serve(service: &Arc<Service>, may_leave: impl Fn() -> Result<(), Failure>) {
                 }
             }
             (Detachment::None, Some(libc::SIGINT | libc::SIGTERM | libc::SIGQUIT)) if !leaving => {
-                (leaving, stopping) = (true, true);
+                leaving = true;
                 notify::tell("STOPPING=1");
                 attach::detach(service, &told);
             }

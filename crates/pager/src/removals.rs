@@ -81,7 +81,8 @@ impl Removals {
             let all_gone = gone.len() == 1 && gone[0] == span;
             send(Command::RemovalSeen { target, number, gone });
             let spared = now >= removal.announced + SPARED_AFTER;
-            if all_gone || (spared && all_outside(pid, removal.threads.as_deref().unwrap_or(&[]))) {
+            let before = removal.threads.as_deref().filter(|_| spared);
+            if all_gone || before.is_some_and(|before| all_outside(pid, before)) {
                 send(Command::RemovalOver { target, number, span });
                 return false;
             }
@@ -111,4 +112,35 @@ fn all_outside(pid: i32, before: &[(i32, u64)]) -> bool {
         Ok(stat) => !matches!(stat.state, b'R' | b'D') || stat.cpu_ticks >= ticks + TICKS_OUTSIDE,
         Err(_) => true,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spillway_core::{Address, PAGE_BYTES};
+
+    /// One of a forked child's that is told before its process is known is as old as can be by the time that is: its threads are
+    /// looked at then, and were not before.
+    #[test]
+    fn a_removal_that_waited_for_its_process_is_over_only_by_evidence() {
+        let memory = vec![1_u8; 8 * PAGE_BYTES];
+        let first = Address(memory.as_ptr().addr() as u64).page().plus_pages(1);
+        let (target, span) = (TargetId(3), Span::of_pages(first, 4));
+        let pid = std::process::id().cast_signed();
+        let pagemap = Pagemap::open(pid).expect("our own");
+        let mut removals = Removals::default();
+        removals.announced(target, span, 1);
+        removals.0[0].announced -= 2 * SPARED_AFTER;
+        let told = std::cell::RefCell::new(Vec::new());
+        let mut settle = |known: bool| {
+            removals.0.iter_mut().for_each(|removal| removal.next_scan = Instant::now());
+            removals.settle(|_| known.then_some((pid, &pagemap)), |command| told.borrow_mut().push(command));
+        };
+        settle(false);
+        assert!(told.borrow().is_empty());
+        settle(true);
+        let is_seen = |command: &Command| matches!(command, Command::RemovalSeen { gone, .. } if gone.is_empty());
+        assert!(told.borrow().len() == 1 && is_seen(&told.borrow()[0]), "nothing is gone, and nothing is over");
+        assert!(memory[PAGE_BYTES] == 1);
+    }
 }

@@ -290,7 +290,10 @@ impl Watcher {
                 self.tree_at = None;
             }
             Report::Unmergeable(target, answer) => self.tell_unmergeable(target, answer),
-            Report::Buried(target) => self.send(Command::Reuse { target }),
+            Report::Buried(target) => {
+                self.removals.forget(target);
+                self.send(Command::Reuse { target });
+            }
         }
     }
 
@@ -318,7 +321,6 @@ impl Watcher {
     fn end_target(&mut self, target: TargetId) {
         self.send(Command::Ended { target });
         self.uffds.retain(|(id, _)| *id != target);
-        self.removals.forget(target);
         for process in self.processes.values_mut().filter(|process| process.target == Some(target)) {
             process.target = None;
             process.kept_only = false;

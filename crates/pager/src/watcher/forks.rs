@@ -229,7 +229,6 @@ impl Watcher {
             self.orphans.iter().filter(|orphan| !orphan.uffd.is_alive()).map(|orphan| orphan.target).collect();
         for target in dead {
             self.orphans.retain(|orphan| orphan.target != target);
-            self.removals.forget(target);
             self.send(Command::Ended { target });
             self.tell_managed();
         }
