@@ -58,7 +58,7 @@ impl Pager {
         let mut policy = self.replacement.take(payer)?;
         let most = most.min(self.capturable_pages());
         let whose = match payer {
-            Some(payer) if !self.replacement.sweeps() => self.draw(policy.as_mut(), payer, most, runs).then_some(payer),
+            Some(payer) if !self.replacement.sweeps() => self.draw(policy.as_mut(), most, runs).then_some(payer),
             _ => self.sweep(policy.as_mut(), most, may, access, runs),
         };
         self.replacement.put_back(payer, policy);
@@ -169,23 +169,21 @@ impl Pager {
 
     /// Victims in a policy's own order; false when it has none. They leave in the table's order, so that those which are
     /// neighbours leave in one move.
-    fn draw(&mut self, policy: &mut dyn Policy, payer: TargetId, most: u64, runs: &mut Vec<Run>) -> bool {
+    fn draw(&mut self, policy: &mut dyn Policy, most: u64, runs: &mut Vec<Run>) -> bool {
         policy.recall();
         let mut drawn = std::mem::take(&mut self.replacement.drawn);
         drawn.clear();
-        // Each page once: what may not leave, or would not the last time, goes behind all others. In a run with them it
-        // would keep its neighbours again.
-        let mut asked = self.replacement.mapped(payer);
-        while (drawn.len() as u64) < most && asked > 0 {
+        let mut passed = std::mem::take(&mut self.replacement.passed);
+        // What may not leave, or would not the last time, goes behind all others: in a run with them it would keep its
+        // neighbours again. It stays out until the batch is chosen, as a policy may put it into a queue that is next.
+        while (drawn.len() as u64) < most {
             let Some(page) = policy.next(&mut Pages::new(&mut self.table, &mut |_| None)) else { break };
             let may_leave = |entry: &mut Entry| entry.is_candidate() && !entry.take_chance(false);
-            if !is_kept(&self.kept, page) && self.table.update(page, may_leave) {
-                drawn.push(page);
-            } else {
-                policy.refused(page, Refusal::Stuck);
-            }
-            asked -= 1;
+            let leaves = !is_kept(&self.kept, page) && self.table.update(page, may_leave);
+            if leaves { drawn.push(page) } else { passed.push(page) }
         }
+        passed.drain(..).for_each(|page| policy.refused(page, Refusal::Stuck));
+        self.replacement.passed = passed;
         drawn.sort_unstable();
         let mut region: Option<Region> = None;
         let mut last: Option<Run> = None;

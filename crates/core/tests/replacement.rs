@@ -273,8 +273,9 @@ fn one_target_whose_pages_are_all_stuck_does_not_pay_for_ever() {
 fn who_gives_nothing_is_asked_again_only_after_the_others() {
     let mut pager = pager(Settings { scope: Scope::Target, policy: Kind::S3Fifo, ..Settings::default() });
     let (much, little) = (target(&mut pager, 1 << 20), target(&mut pager, 1 << 20));
-    (0..BUDGET_PAGES - 8).for_each(|nth| assert!(touch(&mut pager, much, nth)));
-    (0..8).for_each(|nth| assert!(touch(&mut pager, little, nth)));
+    // The little one has pages for both times that it is asked: what is stuck is passed over once.
+    (0..BUDGET_PAGES - 16).for_each(|nth| assert!(touch(&mut pager, much, nth)));
+    (0..16).for_each(|nth| assert!(touch(&mut pager, little, nth)));
     let asked: Vec<_> = (0..4)
         .map(|_| {
             let (whose, pages) = choose(&mut pager, 8);
@@ -284,6 +285,21 @@ fn who_gives_nothing_is_asked_again_only_after_the_others() {
         .collect();
     assert_ne!(asked[0], asked[1]);
     assert_ne!(asked[2], asked[3]);
+}
+
+/// A policy may put what was passed over into a queue that it asks in the same batch.
+#[test]
+fn what_would_not_leave_the_last_time_is_passed_over_by_one_batch_whatever_the_queues() {
+    for policy in [Kind::Fifo, Kind::Lru, Kind::Lru3, Kind::S3Fifo, Kind::Sieve] {
+        let mut pager = pager(with_policy(policy));
+        let target = target(&mut pager, 1 << 20);
+        (0..4).for_each(|nth| assert!(touch(&mut pager, target, nth)));
+        let (_, all) = choose(&mut pager, 4);
+        assert_eq!(all.len(), 4, "{policy:?}");
+        all.iter().for_each(|&page| pager.captured(page, Captured::Stuck));
+        assert_eq!(choose(&mut pager, 4), (None, Vec::new()), "{policy:?}");
+        assert_eq!(choose(&mut pager, 4).1, all, "{policy:?}");
+    }
 }
 
 #[test]

@@ -44,6 +44,8 @@ pub(crate) struct Replacement {
     trees: Divided,
     /// Victims of one batch, to be put in order.
     pub(crate) drawn: Vec<PageIndex>,
+    /// Those that were asked for beside them, and may not leave.
+    pub(crate) passed: Vec<PageIndex>,
     random: u64,
     /// A fault found no room since the last batch.
     short: bool,
@@ -60,6 +62,7 @@ impl Replacement {
             trees: Divided::default(),
             accounts: Vec::new(),
             drawn: Vec::with_capacity(usize::try_from(batch_pages_max).expect("a batch is small")),
+            passed: Vec::new(),
             random: 0x2545_F491_4F6C_DD1D,
             short: false,
             more: 0,
@@ -210,11 +213,6 @@ impl Replacement {
         if let Some(policy) = self.of(target) {
             policy.gone(page);
         }
-    }
-
-    /// Pages of `target` that are in it.
-    pub(crate) fn mapped(&self, target: TargetId) -> u64 {
-        self.accounts[target.0 as usize].mapped
     }
 
     /// What policies were told against the table, whose every page `pages` names: whose it is, and where.
