@@ -270,10 +270,14 @@ class Spillway:
         options.setdefault("stdin", subprocess.PIPE if stdin is not None else subprocess.DEVNULL)
         return self.start(argv, local, *arguments, **options).finish(stdin, timeout)
 
+    def begin_attach(self, pid, local, *arguments):
+        """Starts `spillway attach`."""
+        stats = self.stats_path()
+        return Running(self.processes.start([self.path, "attach", pid, "--local", local, "--stats", stats, *arguments], **PIPES), stats)
+
     def attach(self, pid, local, *arguments):
         """Starts `spillway attach` and waits until the process is listed."""
-        stats = self.stats_path()
-        running = Running(self.processes.start([self.path, "attach", pid, "--local", local, "--stats", stats, *arguments], **PIPES), stats)
+        running = self.begin_attach(pid, local, *arguments)
 
         def listed():
             if running.process.poll() is not None:

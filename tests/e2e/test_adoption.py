@@ -220,6 +220,28 @@ def test_adopted_while_asleep(processes, spillway, build, kind, threads):
     assert all(sleep_ms - 2 <= one <= most_ms for one in elapsed), f"{kind}: {elapsed} ms instead of {sleep_ms}"
 
 
+def test_several_adopted_at_the_same_moment_while_asleep(processes, spillway, build):
+    """Each of their pagers waits for its program as a real-time thread: on no CPU may it stand in a program's way."""
+    sleep_ms = 1200
+
+    def slept():
+        programs = [Program(processes, [build("sleeper"), "select", sleep_ms, 32, 1]).ready() for _ in range(6)]
+        time.sleep(0.4)
+        attached = [spillway.begin_attach(program.pid, "8M") for program in programs]
+        told = []
+        for program in programs:
+            word, elapsed, result = program.line().split(" ", 2)
+            assert (word, result) == ("SLEPT", SLEEPS["select"])
+            told.append(float(elapsed))
+            assert program.line() == "OK"
+        for one in attached:
+            let_go(one)
+        return told
+
+    for _ in range(3):
+        assert all(sleep_ms - 2 <= one <= sleep_ms + 150 for one in undisturbed(slept, late_s=0.1))
+
+
 @pytest.mark.parametrize("how", ["run", "attach"])
 def test_a_thread_that_the_kernel_has_made_in_the_program_is_not_borrowed(processes, spillway, build, how):
     """io_uring's and KVM's sleep mostly, while the program's own may not; they stop, and never make a system call for anybody."""

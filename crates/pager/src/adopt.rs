@@ -149,8 +149,8 @@ fn put_agent(
 
     let slept_ns = restart::asleep_ns(pid, thread);
     // On a busy machine each step of ours would wait for a turn of the target's, and the other way round.
-    let _hurried_ourselves = Hurried::new(0);
     let hurried = Hurried::new(thread);
+    let _hurried_ourselves = hurried.as_ref().and_then(|_| Hurried::behind_others());
     let started = now_ns();
     first
         .stop_within(if matches!(given, Given::Nothing) { STOP_DEADLINE_NS } else { FORKED_STOP_NS })

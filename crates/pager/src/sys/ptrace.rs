@@ -6,6 +6,7 @@
 use std::cell::RefCell;
 use std::io;
 use std::ops::RangeInclusive;
+use std::time::Duration;
 
 use spillway_core::Address;
 
@@ -64,7 +65,11 @@ pub struct Seized {
 }
 
 /// Between two looks for a stop: a system call in a target takes about this long.
-const NAP: std::time::Duration = std::time::Duration::from_micros(5);
+const NAP: Duration = Duration::from_micros(5);
+/// Naps after which it takes longer than any call should: somebody else needs the CPU.
+const NAPS_MAX: u32 = 200;
+/// Between two looks from then on.
+const LONG_NAP: Duration = Duration::from_micros(200);
 /// Naps between two looks whether the thread is dead.
 const NAPS_PER_LOOK: u32 = 64;
 /// How long a thread that is being killed may take to end.
@@ -166,7 +171,7 @@ impl Seized {
                     if naps.is_multiple_of(NAPS_PER_LOOK) && self.is_dead() {
                         return Err(CallError::Ended);
                     }
-                    std::thread::sleep(NAP);
+                    std::thread::sleep(if naps < NAPS_MAX { NAP } else { LONG_NAP });
                 }
                 -1 => return Err(io::Error::last_os_error().into()),
                 _ if libc::WIFSTOPPED(status) => {
@@ -338,7 +343,7 @@ impl Drop for Seized {
             if now_ns() >= deadline_ns {
                 return LEFT.with_borrow_mut(|left| left.push(self.thread));
             }
-            std::thread::sleep(std::time::Duration::from_micros(20));
+            std::thread::sleep(Duration::from_micros(20));
         }
     }
 }

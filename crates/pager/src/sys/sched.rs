@@ -88,8 +88,18 @@ pub struct Hurried {
 }
 
 impl Hurried {
-    /// Hurries `thread` (0: the calling one); none without `CAP_SYS_NICE`, or where it is a real-time thread already.
+    /// Hurries `thread`; none without `CAP_SYS_NICE`, or where it is a real-time thread already.
     pub fn new(thread: i32) -> Option<Self> {
+        Self::at(thread, 2)
+    }
+
+    /// Hurries the calling thread, which hurries others and waits for them: behind those. A real-time thread that naps for a moment may
+    /// never leave its CPU, as its nap is over before it sleeps, and one of its own rank waits until it does.
+    pub fn behind_others() -> Option<Self> {
+        Self::at(0, 1)
+    }
+
+    fn at(thread: i32, priority: i32) -> Option<Self> {
         let mut before = Attributes::default();
         let bytes = size_of::<Attributes>();
         // SAFETY: the structure is writable for the size given.
@@ -99,7 +109,7 @@ impl Hurried {
         if !ordinary.contains(&before.policy) {
             return None;
         }
-        let parameter = libc::sched_param { sched_priority: 1 };
+        let parameter = libc::sched_param { sched_priority: priority };
         // Not those that it creates meanwhile: nobody would give them back what they should have.
         let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
         // SAFETY: `parameter` outlives the call.
@@ -216,4 +226,49 @@ pub fn lock_memory() -> io::Result<()> {
     // SAFETY: no pointers.
     checked(unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT) }.into())?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc::channel;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    /// Where both had the same rank, two adoptions on two CPUs kept both programs from running for most of a second.
+    #[test]
+    fn who_hurries_another_and_waits_awake_leaves_its_cpu_to_that_one() {
+        // SAFETY: no pointers.
+        let cpu = Cpus::one(usize::try_from(unsafe { libc::sched_getcpu() }).expect("a CPU"));
+        let ran = Arc::new(AtomicBool::new(false));
+        let (tells, told) = channel();
+        let (goes, goes_on) = channel();
+        let other = std::thread::spawn({
+            let ran = Arc::clone(&ran);
+            move || {
+                cpu.confine(0).expect("a CPU that is allowed");
+                tells.send(thread_id()).expect("the test waits");
+                goes_on.recv().expect("the test tells");
+                ran.store(true, Ordering::Release);
+            }
+        });
+        let waits = std::thread::spawn(move || {
+            let hurried = Hurried::new(told.recv().expect("it is told"));
+            cpu.confine(0).expect("a CPU that is allowed");
+            let ourselves = hurried.as_ref().and_then(|_| Hurried::behind_others());
+            let until = Instant::now() + Duration::from_millis(300);
+            goes.send(()).expect("it waits");
+            while ourselves.is_some() && !ran.load(Ordering::Acquire) && Instant::now() < until {
+                std::hint::spin_loop();
+            }
+            ourselves.is_some().then(|| ran.load(Ordering::Acquire))
+        });
+        match waits.join().expect("no panic") {
+            Some(ran) => assert!(ran, "it did not run beside one that only waits for it"),
+            None => println!("SKIPPED: real-time scheduling needs CAP_SYS_NICE"),
+        }
+        other.join().expect("no panic");
+    }
 }
