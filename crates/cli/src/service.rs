@@ -298,6 +298,9 @@ impl<P: Paging> Service<P> {
         if !matches!(*self.detachment.lock().unwrap_or_else(PoisonError::into_inner), Detachment::None) {
             return Err("this pager is letting its processes go".into());
         }
+        if self.pager.snapshot().unheritable {
+            return Err("there are too many processes or mappings for another pager to take over: try again when there are fewer".into());
+        }
         if !self.pager.can_be_outlived() {
             let why = "its pool is one that ends with it (a file, or one that is slow or faulty on purpose), or a child was just forked";
             return Err(format!("no other pager can take over from this one: {why}"));

@@ -11,6 +11,7 @@ pub(crate) struct Trouble {
     full: bool,
     lost_pages: u64,
     share_refused: Option<String>,
+    unheritable: bool,
 }
 
 impl Trouble {
@@ -35,6 +36,15 @@ impl Trouble {
             lines.extend(
                 now.share_refused.iter().map(|why| format!("the kernel would not change what it merges: {why}")),
             );
+        }
+        match (std::mem::replace(&mut self.unheritable, now.unheritable), now.unheritable) {
+            (false, true) => lines.push(
+                "there are too many processes or mappings for another pager to take over: should this one be killed now, they wait for \
+                 ever; `upgrade` and SIGHUP are refused until there are fewer"
+                    .into(),
+            ),
+            (true, false) => lines.push("another pager could take over again".into()),
+            _ => {}
         }
         let lost = now.lost_pages.saturating_sub(std::mem::replace(&mut self.lost_pages, now.lost_pages));
         if lost > 0 {

@@ -1,6 +1,7 @@
 //! The few calls of etcd that are needed, through its JSON gateway (etcd 3.4 and newer: `/v3/...`; keys and values in
 //! base64, 64-bit numbers as strings).
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use base64::Engine;
@@ -19,13 +20,16 @@ const ANSWER_BYTES_MAX: u64 = 4 << 20;
 pub(crate) struct Etcd {
     /// `host:port` each.
     endpoints: Vec<String>,
+    /// Which one answered last: it is asked first, as one that is cut off costs all of [`PATIENCE`] each time.
+    first: AtomicUsize,
     agent: ureq::Agent,
 }
 
 impl Etcd {
     pub(crate) fn new(endpoints: &[Host]) -> Self {
         let config = ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).proxy(None).build();
-        Self { endpoints: endpoints.iter().map(Host::to_string).collect(), agent: config.into() }
+        let endpoints = endpoints.iter().map(Host::to_string).collect();
+        Self { endpoints, first: AtomicUsize::new(0), agent: config.into() }
     }
 
     /// The values of all keys that start with `prefix`.
@@ -33,7 +37,9 @@ impl Etcd {
         let ask = json!({ "key": BASE64.encode(prefix), "range_end": BASE64.encode(behind(prefix)) });
         self.call("kv/range", &ask, |answer| {
             let Some(entries) = answer.get("kvs") else { return Some(Vec::new()) };
-            let value = |entry: &Value| BASE64.decode(entry.get("value")?.as_str()?).ok();
+            // An empty value is left out.
+            let text = |entry: &Value| entry.get("value").and_then(Value::as_str).unwrap_or_default().to_owned();
+            let value = |entry: &Value| BASE64.decode(text(entry)).ok();
             entries.as_array()?.iter().map(value).collect()
         })
     }
@@ -64,12 +70,17 @@ impl Etcd {
         self.call("lease/revoke", &json!({ "ID": lease.0 }), |_| Some(()))
     }
 
-    /// Asks one endpoint after the other until one has answered.
+    /// Asks one endpoint after the other until one has answered, and begins with that one the next time.
     fn call<T>(&self, what: &str, ask: &Value, read: impl Fn(&Value) -> Option<T>) -> Result<T, Error> {
         let mut failure = None;
-        for endpoint in &self.endpoints {
+        let first = self.first.load(Ordering::Relaxed);
+        for at in (first..self.endpoints.len()).chain(0..first) {
+            let endpoint = &self.endpoints[at];
             match self.ask(endpoint, what, ask) {
-                Ok(answer) => return read(&answer).ok_or_else(|| Error::Protocol { endpoint: endpoint.clone() }),
+                Ok(answer) => {
+                    self.first.store(at, Ordering::Relaxed);
+                    return read(&answer).ok_or_else(|| Error::Protocol { endpoint: endpoint.clone() });
+                }
                 Err(error) => failure = Some(error),
             }
         }

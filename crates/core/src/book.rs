@@ -47,6 +47,17 @@ const RETAKEN: u64 = 7;
 const PENDING_NONE: u64 = 8;
 const PENDING: u64 = 9;
 
+/// Why a book is void, as bits of its second word.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Void {
+    /// There is no room for all regions.
+    Regions = 1,
+    /// There is no room for all entries.
+    Entries = 2,
+    /// The driver has no room for what it must tell of a target.
+    Targets = 4,
+}
+
 /// What is beside the regions, and changes with them.
 #[derive(Debug, Default)]
 pub(crate) struct Margin {
@@ -106,9 +117,15 @@ impl Book {
         (self.words.len() - HEAD_WORDS) / 2 / RECORD_WORDS
     }
 
-    /// Makes it void: it cannot be kept up.
-    pub(crate) fn give_up(&self) {
-        self.words[1].store(1, Release);
+    /// Whether nobody could read it.
+    pub(crate) fn is_void(&self) -> bool {
+        self.words[1].load(Acquire) != 0
+    }
+
+    /// Makes it void for a reason, or takes that reason back.
+    pub(crate) fn void(&self, why: Void, holds: bool) {
+        let before = self.words[1].load(Acquire);
+        self.words[1].store(if holds { before | why as u64 } else { before & !(why as u64) }, Release);
     }
 
     /// Everything that has changed becomes valid.
@@ -126,9 +143,12 @@ impl Book {
             new.extend(regions.all().map(|region| put(&region)));
             self.write_margin(margin, &mut new);
             (self.second, self.len, self.rewritten) = (!self.second, 0, new.len());
-            if 2 * new.len() > self.half_records() {
-                self.give_up();
+            let fits = 2 * new.len() <= self.half_records();
+            self.void(Void::Regions, !fits);
+            if !fits {
+                // Nothing is written down from now on but what changes, until all of it is tried again, soon.
                 new.clear();
+                self.rewritten = 0;
             }
         }
         let from = self.half_start(self.second) + self.len * RECORD_WORDS;
@@ -232,6 +252,32 @@ fn understand([what, a, b, c]: Record, regions: &mut Regions, margin: &mut Margi
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A fork doubles what there is, for a moment.
+    #[test]
+    fn what_had_no_room_for_a_while_is_readable_again() {
+        let words: &[AtomicU64] = Vec::leak((0..WORDS_MIN).map(|_| AtomicU64::new(0)).collect());
+        let (mut book, mut regions) = (Book::new(words), Regions::default());
+        let margin = Margin { targets: 1, ..Margin::default() };
+        regions.record();
+        let span = |nth: u64| Span::of_pages(Address((nth + 1) << 20), 16);
+        for nth in 0..200 {
+            regions.add(TargetId(0), span(nth));
+            book.write(&mut regions, &margin);
+        }
+        assert!(book.is_void() && Book::read(words).is_err_and(|why| why == Unreadable::Void));
+        for nth in 4..200 {
+            regions.remove(TargetId(0), span(nth));
+            book.write(&mut regions, &margin);
+        }
+        assert!(!book.is_void());
+        let (_, read, _) = Book::read(words).expect("a good book");
+        assert_eq!(read.all().collect::<Vec<_>>(), regions.all().collect::<Vec<_>>());
+        book.void(Void::Targets, true);
+        book.void(Void::Entries, true);
+        book.void(Void::Targets, false);
+        assert!(book.is_void(), "each for itself");
+    }
 
     #[test]
     fn what_came_and_went_takes_no_memory() {

@@ -15,7 +15,7 @@ mod room;
 use std::collections::VecDeque;
 
 use crate::blocks::Accuracy;
-use crate::book::Book;
+use crate::book::{Book, Void};
 use crate::evict::BATCH_PAGES_MAX;
 use crate::mappings::Vacated;
 use crate::page::{BufferIndex, HandleBits, Illegal, Released, State, Step};
@@ -392,7 +392,7 @@ impl Pager {
         self.table.restock();
         self.replacement.restock();
         if self.table.ran_out() {
-            self.book.iter().for_each(Book::give_up);
+            self.book.iter().for_each(|book| book.void(Void::Entries, true));
         }
     }
 

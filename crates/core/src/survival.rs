@@ -10,7 +10,7 @@
 //! - *An event that was read*: it is applied again, unless the book says that it was.
 //! - *A page of no region*: its region was given up, and the page with it.
 
-use crate::book::{Book, Margin, Unreadable};
+use crate::book::{Book, Margin, Unreadable, Void};
 use crate::lasting::Lasting;
 use crate::page::{BufferIndex, Entry, HandleBits, State};
 use crate::pager::{Config, Pager, Plan};
@@ -161,9 +161,19 @@ impl Pager {
         self.table.get(page).is_candidate()
     }
 
-    /// Nobody can take over any more: something that matters cannot be kept up.
-    pub fn forsake(&self) {
-        self.book.iter().for_each(Book::give_up);
+    /// Whether the driver has no room for something that whoever takes over must know of a target: nobody can, for as long.
+    pub fn forsake(&self, forsaken: bool) {
+        self.book.iter().for_each(|book| book.void(Void::Targets, forsaken));
+    }
+
+    /// Whether another pager could take over now.
+    pub fn can_be_taken_over(&self) -> bool {
+        self.book.is_some() && !self.lacks_room()
+    }
+
+    /// Whether something that another pager must know has no room.
+    pub fn lacks_room(&self) -> bool {
+        self.book.as_ref().is_some_and(Book::is_void)
     }
 
     /// The buffer of a page that was moved out and whose bytes are still to come ([`Pager::read`]).

@@ -119,6 +119,8 @@ pub struct Driver {
     succeeds: bool,
     /// There may be something to tell the kernel of merging.
     owes_errands: bool,
+    /// Targets whose record had no room: nobody could take over as long as there is one.
+    unrecorded: Vec<TargetId>,
 }
 
 impl Driver {

@@ -252,9 +252,11 @@ impl Pager {
         faults.into_iter().for_each(|faults| drop(faults.join()));
     }
 
-    /// Whether another pager could take over now: not while a child just forked has nobody else who holds its userfaultfd.
+    /// Whether another pager could take over, as far as was told of late: not while a child just forked has nobody else who holds its
+    /// userfaultfd, nor where not all that it must know has room.
     pub fn can_be_outlived(&self) -> bool {
-        self.estate.is_some() && self.shared.orphans.load(Relaxed) == 0
+        let told = &self.shared;
+        self.estate.is_some() && told.orphans.load(Relaxed) == 0 && !told.unheritable.load(Relaxed)
     }
 
     /// Has no process in the middle of anything from now on, in order that this one may end at once and another pager take over. False,
@@ -262,9 +264,16 @@ impl Pager {
     pub fn stand_still(&self) -> bool {
         let ((still, stands), (stay, until)) = (channel(), channel());
         let _ = self.requests.send(Request::StandStill(still, until));
-        let stands = stands.recv_timeout(STILL_WITHIN).is_ok() && self.can_be_outlived();
+        if stands.recv_timeout(STILL_WITHIN).is_err() {
+            return false;
+        }
+        // Only the fault thread knows which forks it has read of: the watcher, which has stopped, would not hear of the last.
+        let ((halted, halts), (halt, until)) = (channel(), channel());
+        let _ = self.commands.send(Command::Halt { stands: halted, until });
+        self.bell.ring();
+        let stands = halts.recv_timeout(STILL_WITHIN) == Ok(true);
         if stands {
-            std::mem::forget(stay);
+            std::mem::forget((stay, halt));
         }
         stands
     }

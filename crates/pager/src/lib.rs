@@ -179,6 +179,8 @@ pub struct Snapshot {
     pub merged_profit_bytes: i64,
     /// Why the kernel would not merge what it was asked to, if it ever would not.
     pub share_refused: Option<String>,
+    /// Whether no other pager could take over now: what it must know of so many processes and mappings has no room.
+    pub unheritable: bool,
     /// Longest time a target's thread was stopped for adoption.
     pub adopt_pause_us: f64,
 }

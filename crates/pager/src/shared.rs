@@ -153,6 +153,8 @@ pub struct Shared {
     pub share_refused: Mutex<Option<String>>,
     /// Forked children that are served and have no agent.
     pub orphans: AtomicU64,
+    /// Whether something that another pager must know has no room.
+    pub unheritable: AtomicBool,
     /// The longest stop of a target's thread for adoption.
     pub pause_ns: AtomicU64,
 }
@@ -165,6 +167,7 @@ impl Shared {
         for (to, value) in self.protection.iter().zip(protection.unwrap_or_default().words()) {
             to.store(value, Relaxed);
         }
+        self.unheritable.store(core.lacks_room(), Relaxed);
         let n = &self.numbers;
         let Counters {
             faults,
@@ -231,6 +234,7 @@ impl Shared {
         Snapshot {
             processes: get(&n.processes),
             refused: self.refused.lock().ok().and_then(|refused| refused.clone()),
+            unheritable: self.unheritable.load(Relaxed),
             share_refused: self.share_refused.lock().ok().and_then(|refused| refused.clone()),
             touched_bytes: bytes(&n.touched_pages),
             local_bytes: bytes(&n.local_pages),

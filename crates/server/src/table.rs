@@ -15,8 +15,8 @@ use spillway_wire::Key;
 use crate::mix::Mix;
 use crate::sys::pages::Held;
 
-/// Enough for a pager's connections on as many threads as a server has.
-const SHARDS: usize = 16;
+/// So many that none is large: a table doubles under its lock, which takes 2 ms for one of 50,000 pages.
+const SHARDS: usize = 256;
 /// Neighbours in one shard: as many as a batch has.
 const NEIGHBOURS_SHIFT: u32 = 6;
 

@@ -20,8 +20,8 @@ use crate::mix::Mix;
 use crate::sys::pages::Identity;
 use crate::table::shrink;
 
-/// Enough that threads rarely meet in one.
-const SHARDS: usize = 64;
+/// Enough that threads rarely meet in one, and that none is large: a table doubles under its lock.
+const SHARDS: usize = 1024;
 
 /// Bytes that an entry takes at worst: a table that was just doubled.
 pub(crate) const ENTRY_BYTES: u64 = 40;

@@ -151,6 +151,38 @@ fn a_server_that_is_gone_is_waited_for_once() {
     assert_all(&mut client, &pages[100..]);
 }
 
+/// The page is in hand, and whoever comes back may have forgotten its copy.
+#[test]
+fn a_copy_at_a_server_that_is_away_is_not_relied_on() {
+    let (one, two) = (Lender::start(64 << 20, |_| {}), Lender::start(64 << 20, |_| {}));
+    let proxy = Proxy::to(one.port);
+    let mut client = client(&format!("tcp://127.0.0.1:{},127.0.0.1:{}", proxy.port, two.port));
+    let pages = put_all(&mut client, 0..100);
+    let unchanged =
+        |client: &mut Client, (number, handle): (u64, Handle)| match client.store().put(&page(number), Some(handle)) {
+            Ok(Put::Unchanged(same)) => {
+                assert_eq!(same, handle);
+                Ok(())
+            }
+            Ok(Put::Pending(handle)) => Err((number, handle)),
+            other => panic!("{other:?}"),
+        };
+    assert!(pages.iter().all(|page| unchanged(&mut client, *page).is_ok()));
+    proxy.refuse(true);
+    proxy.cut();
+    client.steps(Duration::from_millis(100));
+    let (mut kept, mut elsewhere) = (0, Vec::new());
+    for page in &pages {
+        match unchanged(&mut client, *page) {
+            Ok(()) => kept += 1,
+            Err((number, handle)) => elsewhere.push((number, client.finish_put(handle).unwrap())),
+        }
+    }
+    assert!(kept > 20 && elsewhere.len() > 20, "{kept} of 100 are at the other");
+    // They do not need the one that is away.
+    assert_all(&mut client, &elsewhere);
+}
+
 /// As a frozen control group has it, or a virtual machine that is paused.
 #[test]
 fn a_pager_that_did_not_run_loses_nothing() {

@@ -3,7 +3,7 @@
 use super::refused;
 use crate::failure::Failure;
 use crate::say;
-use spillway_cluster::{Cluster, Member, Registration};
+use spillway_cluster::{Cluster, Host, Member, Registration};
 use spillway_server::Error;
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -34,7 +34,7 @@ impl Membership {
         }
         for (option, text) in [("--advertise", &self.advertise), ("--domain", &self.domain)] {
             let is_plain = |text: &String| !text.is_empty() && text.chars().all(|c| c.is_ascii_graphic() && c != ',');
-            if text.as_ref().is_some_and(|text| !is_plain(text) || option == "--advertise" && !has_port(text)) {
+            if text.as_ref().is_some_and(|text| !is_plain(text) || option == "--advertise" && !is_host(text)) {
                 let how = if option == "--domain" { "a name without spaces" } else { "HOST:PORT" };
                 return Err(Failure::refused(format!("{option} must be {how}")));
             }
@@ -63,8 +63,9 @@ impl Membership {
     }
 }
 
-fn has_port(text: &str) -> bool {
-    text.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok_and(|port| port > 0))
+/// As pools read it.
+fn is_host(text: &str) -> bool {
+    Host::parse(text, 0).is_some_and(|host| host.port > 0)
 }
 
 fn host_name() -> Option<String> {

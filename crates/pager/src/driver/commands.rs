@@ -1,7 +1,7 @@
 //! What other threads ask of the fault thread, and what it tells them.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Sender, TryRecvError};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 
 use spillway_core::pager::Budget;
 use spillway_core::policy::Settings;
@@ -172,6 +172,14 @@ pub enum Command {
         /// For the answer.
         reply: Sender<()>,
     },
+    /// Read no message any more, as this process is to end at once, if another pager can take over then: what a program does from
+    /// now on is told to that one.
+    Halt {
+        /// Whether one can.
+        stands: Sender<bool>,
+        /// Once nobody holds the other end, all goes on.
+        until: Receiver<()>,
+    },
     /// Nobody needs this thread any more, nor what it has stored.
     End,
 }
@@ -329,9 +337,7 @@ impl Driver {
                     tape.ended(&self.core, target);
                 }
                 self.core.ended(target);
-                if let Some(estate) = &self.hands.estate {
-                    estate.remove(target);
-                }
+                self.strike_out(target);
                 let slot = self.targets.get_mut(target.0 as usize).and_then(Option::take);
                 slot.into_iter().flat_map(|target| target.buffers).for_each(|b| self.core.return_buffer(b));
                 self.settle_if_alone();
@@ -364,6 +370,12 @@ impl Driver {
             Command::Count { reply } => {
                 self.count_trees();
                 let _ = reply.send(());
+            }
+            Command::Halt { stands, until } => {
+                let can = self.can_be_outlived();
+                if stands.send(can).is_ok() && can {
+                    let _ = until.recv();
+                }
             }
             Command::End => unreachable!("nothing is carried out any more"),
         }

@@ -103,6 +103,7 @@ impl Driver {
             awaits_store: false,
             succeeds: false,
             owes_errands: false,
+            unrecorded: Vec::new(),
         };
         driver.set_replacement(replacement);
         driver.core.restock();

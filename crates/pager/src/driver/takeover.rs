@@ -167,16 +167,31 @@ impl Driver {
     pub(super) fn write_down(&mut self, id: TargetId, agent: &Agent, tally: &Tally) {
         let Some(estate) = &self.hands.estate else { return };
         let started = crate::procfs::stat(agent.pid).map_or(0, |stat| stat.started);
+        self.unrecorded.retain(|other| *other != id);
         if !estate.add(id, agent, started, tally) {
-            // Nobody could take over all of it.
-            self.core.forsake();
+            // As long as it is there, nobody could take over all.
+            self.unrecorded.push(id);
         }
+        self.core.forsake(!self.unrecorded.is_empty());
         if let Some(share) = self.core.share_of(id) {
             estate.set_share(id, share);
         }
         if let Some(target) = self.targets.get(id.0 as usize).and_then(Option::as_ref) {
             estate.set_merging(id, target.merging);
         }
+    }
+
+    /// Its record is not needed any more.
+    pub(super) fn strike_out(&mut self, id: TargetId) {
+        let Some(estate) = &self.hands.estate else { return };
+        estate.remove(id);
+        self.unrecorded.retain(|other| *other != id);
+        self.core.forsake(!self.unrecorded.is_empty());
+    }
+
+    /// Whether another pager could take over now. Who has no agent has nobody else who keeps its userfaultfd.
+    pub(super) fn can_be_outlived(&self) -> bool {
+        self.core.can_be_taken_over() && self.targets.iter().flatten().all(|target| target.agent.is_some())
     }
 
     /// A scan saw these pages. Those that count as outside are looked at more closely, if this pager has just taken over.

@@ -2,8 +2,9 @@
 
 use spillway_cluster::{Cluster, Member};
 
-use super::hosts::{self, HOSTS_MAX};
+use super::hosts::HOSTS_MAX;
 use super::membership::Membership;
+use super::roll;
 use super::{OpenError, OpenErrorKind, Tcp, Url};
 use crate::remote::news::News;
 use crate::stripe::spread;
@@ -33,14 +34,14 @@ impl Etcd {
         let Self { cluster, tcp } = self;
         let fail = |kind, text: String| OpenError { server: cluster.to_string(), kind, text };
         let mut members = cluster.members().map_err(|error| fail(OpenErrorKind::Unreachable, error.to_string()))?;
+        // What names no server is none, whoever wrote it there.
+        members.retain(|member| roll::host(member).is_some());
         if members.is_empty() {
             let text = format!("no server has joined: start some with `spillway serve --join {cluster}`");
             return Err(fail(OpenErrorKind::Unreachable, text));
         }
         members.truncate(HOSTS_MAX);
-        let addresses: Vec<&str> = members.iter().map(|member| &member.address[..]).collect();
-        let hosts = hosts::parse("etcd", &addresses.join(","), 0)
-            .map_err(|error| fail(OpenErrorKind::Protocol, format!("an entry there names no server: {error}")))?;
+        let hosts = members.iter().filter_map(roll::host).collect();
         let tcp = Tcp { hosts, ..tcp }.with_enough_hosts();
         let tcp = tcp.map_err(|error| fail(OpenErrorKind::Unsuitable, error.to_string()))?;
         Ok(Found { cluster, tcp, members })

@@ -28,6 +28,8 @@ pub enum UrlError {
     },
     /// What should be a server is none.
     BadHost(String),
+    /// A server is named twice.
+    SameHost(String),
     /// What should be a cluster is none.
     BadCluster(ParseError),
     /// More servers than there may be.
@@ -105,6 +107,7 @@ impl fmt::Display for UrlError {
                 write!(f, "`{host}` is no server: give a name or an address, `HOST[:PORT]` or `[IPV6]:PORT`")
             }
             Self::BadCluster(error) => error.fmt(f),
+            Self::SameHost(host) => write!(f, "`{host}` is named twice: name each server once"),
             Self::TooManyHosts(count) => write!(f, "a pool of {count} servers is too large: give at most 255"),
             Self::TooFewHosts { shape, hosts } => too_few_hosts(f, *shape, *hosts),
             Self::ReplicasWithParity => {

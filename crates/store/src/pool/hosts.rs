@@ -25,5 +25,12 @@ pub(super) fn parse(scheme: &'static str, text: &str, port: u16) -> Result<Vec<H
     }
     let host = |text: &str| Host::parse(text, port).ok_or_else(|| UrlError::BadHost(text.into()));
     let hosts: Vec<Host> = text.split(',').map(host).collect::<Result<_, _>>()?;
-    if hosts.len() > HOSTS_MAX { Err(UrlError::TooManyHosts(hosts.len())) } else { Ok(hosts) }
+    if hosts.len() > HOSTS_MAX {
+        return Err(UrlError::TooManyHosts(hosts.len()));
+    }
+    // Copies and parity would count one server as two.
+    if let Some(twice) = hosts.iter().enumerate().find_map(|(at, host)| hosts[..at].contains(host).then_some(host)) {
+        return Err(UrlError::SameHost(twice.to_string()));
+    }
+    Ok(hosts)
 }

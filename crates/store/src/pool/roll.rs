@@ -103,7 +103,7 @@ impl Roll {
 }
 
 /// Where a member is, if that makes sense.
-fn host(member: &Member) -> Option<Host> {
+pub(super) fn host(member: &Member) -> Option<Host> {
     Host::parse(&member.address, 0).filter(|host| host.port != 0)
 }
 

@@ -127,8 +127,14 @@ fn broken(error: &io::Error) -> OpenError {
 
 impl Line {
     fn to(host: &Host, tls: Option<&tls::Client>) -> Result<Self, OpenError> {
-        let addresses = hosts::resolve(host)?;
-        let socket = TcpStream::connect_timeout(&addresses[0], PATIENCE).map_err(|error| broken(&error))?;
+        let mut tried = Err(OpenError::no_such_name(host));
+        for address in hosts::resolve(host)? {
+            tried = TcpStream::connect_timeout(&address, PATIENCE).map_err(|error| broken(&error));
+            if tried.is_ok() {
+                break;
+            }
+        }
+        let socket = tried?;
         socket.set_read_timeout(Some(PATIENCE)).map_err(OpenError::system)?;
         socket.set_nodelay(true).map_err(OpenError::system)?;
         let stream = match tls {

@@ -161,6 +161,7 @@ fn mistakes_are_named_in_a_line_with_their_remedy() {
             "tcp://h?deadline=1h",
             "pool parameter `deadline` cannot be `1h`: give a time such as `4us`, `250ms` or `10s`, up to an hour",
         ),
+        ("tcp://h:1,g:1,h:1", "`h:1` is named twice: name each server once"),
         ("tcp://h?deadline=1ms", "pool parameter `deadline` cannot be `1ms`: give at least `100ms`"),
         (
             "memcached://h?prefix=a b",

@@ -11,6 +11,9 @@ use rustix::net::{self, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, 
 use spillway_wire::auth::Channel;
 use spillway_wire::tls::{self, PARTIAL_BYTES_MAX, Session};
 
+/// What the kernel has taken already is kept as long as it is no more than this.
+const SENT_BYTES_MAX: usize = 64 << 10;
+
 /// A connection, or one that is being made.
 pub(crate) struct Connection {
     socket: OwnedFd,
@@ -119,6 +122,10 @@ impl Connection {
         let all = self.hand_over();
         if all {
             self.out.clear();
+            self.sent = 0;
+        } else if self.sent > SENT_BYTES_MAX {
+            // More is appended as long as little is unsent, so on a link that is always busy it never is empty.
+            self.out.drain(..self.sent);
             self.sent = 0;
         }
         if self.waits_to_send == all {

@@ -180,7 +180,7 @@ impl<P: Protocol> Remote<P> {
     fn wait_until_ready(&mut self, until: Instant) -> Result<(), OpenError> {
         while !self.servers.iter().all(Server::is_ready) {
             self.progress(&mut |_| {});
-            if let Some(server) = self.servers.iter().find(|server| server.failure.is_some()) {
+            if let Some(server) = self.servers.iter().find(|server| server.has_failed()) {
                 let (kind, text) = server.failure.clone().expect("just found");
                 return Err(OpenError { server: server.name.clone(), kind, text });
             }
@@ -248,13 +248,13 @@ impl<P: Protocol> Remote<P> {
         usize::try_from(((self.random >> 33) * limit as u64) >> 31).expect("below the limit")
     }
 
-    /// Whether a copy with this checksum is, or will be, at the server.
+    /// Whether a copy with this checksum is, or will be, at the server, as far as can be told: one that is away may have forgotten it
+    /// when it is back, and who asks has the page in hand.
     fn has(&mut self, handle: Handle, checksum: u64) -> Option<State> {
         let slot = *self.handles.get_mut(handle);
         let server = &self.servers[usize::from(slot.server)];
-        let there = slot.state == State::Putting || server.has(slot.epoch);
-        let gone = self.is_gone(server, Instant::now());
-        (slot.checksum == checksum && there && !gone && slot.state != State::Lost).then_some(slot.state)
+        let there = slot.state == State::Putting || server.is_ready() && server.has(slot.epoch);
+        (slot.checksum == checksum && there && slot.state != State::Lost).then_some(slot.state)
     }
 
     fn begin_put(&mut self, server: u8, page: &Page, checksum: u64, now: Instant) -> Result<Handle, StoreError> {

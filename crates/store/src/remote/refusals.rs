@@ -43,6 +43,11 @@ pub(super) fn silent() -> Refusal {
     (OpenErrorKind::Unreachable, "it does not answer: see whether it is overloaded, stopped, or cut off".into())
 }
 
+/// It answers some requests, and others never.
+pub(super) fn stuck() -> Refusal {
+    (OpenErrorKind::Unreachable, "it leaves requests unanswered: see whether the disk that it spills to works".into())
+}
+
 /// As the system says it, without its number.
 pub(crate) fn plain(error: &io::Error) -> String {
     let text = error.to_string();

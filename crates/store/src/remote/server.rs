@@ -17,7 +17,7 @@ use super::handles::{Handles, List};
 use super::ledger::Note;
 use super::ops::{Kind, OpId, Ops, Queues, Stage};
 use super::protocol::{BATCH_MAX, Grant, Greeting, Name, Parcel, Protocol, Refusal};
-use super::refusals::{ended, silent, unnamed, unreachable};
+use super::refusals::{ended, silent, stuck, unnamed, unreachable};
 use super::requests::{Asked, REQUESTS_MAX, Requests};
 use crate::{Handle, Urgency};
 
@@ -86,6 +86,8 @@ pub(crate) struct Server<P> {
     spoke: Instant,
     /// When it was last asked whether it lives, while it should have answered something else.
     probed: Instant,
+    /// What was asked before does not count as unanswered since then, but since here: it was us who did not run.
+    excused: Instant,
     /// When the last connection was welcomed, and how often in a row one ended for its silence.
     welcomed: Instant,
     silences: u32,
@@ -125,6 +127,7 @@ impl<P: Protocol> Server<P> {
             heard: now,
             spoke: now,
             probed: now,
+            excused: now,
             welcomed: now,
             silences: 0,
             away_since: None,
@@ -152,6 +155,11 @@ impl<P: Protocol> Server<P> {
 
     pub(crate) fn is_ready(&self) -> bool {
         matches!(self.link, Link::Ready(_))
+    }
+
+    /// Whether it was tried in vain at each of its addresses.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failure.is_some() && matches!(self.link, Link::Down(..)) && self.attempts >= self.addresses.len()
     }
 
     pub(crate) fn is_full(&self, now: Instant) -> bool {
@@ -304,7 +312,7 @@ impl<P: Protocol> Server<P> {
 
     /// So much time does not count: it was us who did not run.
     pub(crate) fn pass_over(&mut self, lost: Duration, now: Instant) {
-        self.heard = now;
+        (self.heard, self.excused) = (now, now);
         self.away_since = self.away_since.map(|since| (since + lost).min(now));
     }
 
@@ -315,17 +323,27 @@ impl<P: Protocol> Server<P> {
     }
 
     /// Says something if nothing was said for long, or if no answer comes; an error when nothing was heard for longer than
-    /// `patience`, or a connection was not made within `greeting`.
+    /// `patience`, or a connection was not made within `greeting`, or something was asked longer than `deadline` ago.
     ///
-    /// What was asked may take long, as pages in a spill file do. So one that is silent is asked something that does not.
-    pub(crate) fn keep_alive(&mut self, now: Instant, patience: Duration, greeting: Duration) -> Result<(), Refusal> {
+    /// What was asked may take long, as pages in a spill file do. So one that is silent is asked something that does not. But what is
+    /// never answered keeps its part of the window for as long as the connection lives.
+    pub(crate) fn keep_alive(
+        &mut self,
+        now: Instant,
+        patience: Duration,
+        greeting: Duration,
+        deadline: Duration,
+    ) -> Result<(), Refusal> {
         let silence = self.silence(now);
+        let owes = |sent: Instant| now.saturating_duration_since(sent.max(self.excused)) > deadline;
+        let fails_us = self.requests.oldest().is_some_and(owes);
         match &mut self.link {
             Link::Connecting(_, since) | Link::Securing(_, since) | Link::Greeting(_, since)
                 if now - *since > greeting =>
             {
                 Err(silent())
             }
+            Link::Ready(_) if fails_us => Err(stuck()),
             Link::Ready(connection) => {
                 if silence > patience * (1 << self.silences) {
                     // It may be slow rather than away: to connect again and again would not make it faster.

@@ -150,7 +150,7 @@ impl<P: Protocol> Remote<P> {
         }
         for at in 0..self.servers.len() {
             self.servers[at].leave_now = true;
-            if let Err(why) = self.servers[at].keep_alive(now, patience, greeting) {
+            if let Err(why) = self.servers[at].keep_alive(now, patience, greeting, self.settings.deadline) {
                 self.disconnect(at, why, now, done);
             }
         }

@@ -194,11 +194,23 @@ impl Core {
             }
             State::Kept(place, _) => {
                 let chunk = members.chunk(self.rows.chunk(place.row, place.position)?, now);
-                let same = chunk.checksum == checksum && matches!(chunk.presence, Presence::There | Presence::Away);
-                same.then_some(Put::Unchanged(previous))
+                let there = match chunk.presence {
+                    Presence::There => true,
+                    // The page is in hand: it is let go only if it can be made out of others, should its member have forgotten it.
+                    Presence::Away => self.is_enough_there(members, place.row, now),
+                    Presence::Gone | Presence::Dead => false,
+                };
+                (chunk.checksum == checksum && there).then_some(Put::Unchanged(previous))
             }
             State::Free => None,
         }
+    }
+
+    /// Whether any page of a row can be had of members that can be asked now.
+    fn is_enough_there(&self, members: &dyn Members, row: u32, now: Instant) -> bool {
+        let length = self.rows.length(row);
+        let chunks = self.shape.used(length).filter_map(|position| self.rows.chunk(row, position));
+        chunks.filter(|chunk| members.chunk(*chunk, now).presence == Presence::There).count() >= usize::from(length)
     }
 
     fn put(

@@ -33,8 +33,11 @@ const SLACK: usize = 13;
 const FINDABLE: usize = 64;
 /// Rows of holes that are not worth a sweep.
 const ROWS_MIN: usize = 16;
-/// How long after a sweep that mended all it could the next one begins.
+/// How long after a sweep that mended all it could the next one begins, at least and at most; in between, so many times what a sweep
+/// took that found nothing to begin: it waits for a server, which may never come, and whoever comes cuts the rest short.
 const REST: Duration = Duration::from_millis(100);
+const REST_MAX: Duration = Duration::from_secs(10);
+const REST_BY_SWEEP: u32 = 20;
 
 /// What is to be done, and how far it is.
 pub(super) struct Upkeep {
@@ -46,6 +49,9 @@ pub(super) struct Upkeep {
     /// When the next sweep over rows begins, if one is wanted.
     sweep_at: Option<Instant>,
     next_row: usize,
+    /// When this sweep began, and whether it has had anything rebuilt.
+    began: Instant,
+    mends: bool,
     /// Of this sweep: rows that miss something, and whether more is to be done about that.
     degraded: u64,
     again: bool,
@@ -70,6 +76,8 @@ impl Upkeep {
             by_live: [0; DATA_MAX + 1],
             sweep_at: None,
             next_row: 0,
+            began: now,
+            mends: false,
             degraded: 0,
             again: false,
             stranded: 0,
@@ -104,7 +112,7 @@ impl Upkeep {
     /// Something may be missing.
     pub(super) fn awake(&mut self, now: Instant) {
         self.again = true;
-        self.sweep_at.get_or_insert(now);
+        self.sweep_at = Some(self.sweep_at.map_or(now, |at| at.min(now)));
     }
 
     /// Rows with no more pages than this are to be emptied; `None` while there is little to win.
@@ -173,6 +181,9 @@ impl Core {
             return false;
         }
         let rows = self.rows.len();
+        if self.upkeep.next_row == 0 {
+            (self.upkeep.began, self.upkeep.mends) = (now, false);
+        }
         for _ in 0..ROWS_PER_STEP {
             if self.upkeep.next_row >= rows {
                 return self.end_sweep(now);
@@ -199,9 +210,11 @@ impl Core {
             || self.counts.degraded > 0
             || self.watch.away() > 0
             || self.watch.is_one_leaving();
-        upkeep.sweep_at = again.then_some(now + REST);
+        let took = now.saturating_duration_since(upkeep.began);
+        let rest = if upkeep.mends { REST } else { (took * REST_BY_SWEEP).clamp(REST, REST_MAX) };
+        upkeep.sweep_at = again.then_some(now + rest);
         if again {
-            self.look_by(now + REST);
+            self.look_by(now + rest);
         }
         false
     }
@@ -239,6 +252,7 @@ impl Core {
                     return false;
                 }
                 self.upkeep.rebuild.spend(f64::from(self.rows.length(row)) + 1.0);
+                self.upkeep.mends = true;
                 self.start(Place { row, position }, Purpose::Rebuild, now);
             }
         }
