@@ -158,8 +158,8 @@ def test_papers_are_repeated_and_recorded(processes, spillway, tmp_path):
     assert again.communicate(timeout=20) == (out, ""), "the record says something else"
 
 
-def test_findings_follow_from_figures(bench):
-    import findings
+def test_findings_follow_from_figures():
+    findings = loaded("findings.py")
 
     def measured(pre_evict, clock_fetches):
         """A program that pre-evict, and clock's choice, make better or not."""
