@@ -13,8 +13,8 @@ import time
 import types
 from typing import Callable, NamedTuple
 
-from modes import Failure
-from workloads import HERE, LIMIT_SECONDS, ended, program
+from modes import Failure, running
+from workloads import HERE, LIMIT_SECONDS, program
 
 MIB = 1 << 20
 LEAST_MIB = 8
@@ -47,8 +47,7 @@ def cache(kind, server, keys, requests):
         command = [str(word).replace("@", str(tools)) for word in server]
         if others:
             command = ["taskset", "-c", ",".join(map(str, others)), *command]
-        process = subprocess.Popen(**started(command), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        with ended(process):
+        with running(started(command), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
             deadline = time.monotonic() + 20
             while not path.exists():
                 if process.poll() is not None or time.monotonic() > deadline:
@@ -86,8 +85,7 @@ def guest(mib, fill, rounds):
         command = guests().command(types.SimpleNamespace(archive=archive), mib, fill)
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         began = time.monotonic()
-        process = subprocess.Popen(**started([str(word) for word in command]), **pipes)
-        with ended(process):
+        with running(started([str(word) for word in command]), **pipes) as process:
             console = guests().Console(types.SimpleNamespace(process=process))
             try:
                 sums = [console.filled(LIMIT_SECONDS)]

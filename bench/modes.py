@@ -24,6 +24,32 @@ def undisturbed():
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+@contextlib.contextmanager
+def running(words, **options):
+    """A program for as long as this lasts, from what a mode made of its command; killed if it is still there at the end. A signal comes
+    before it is started or ends it: between fork and exec the child would take one for itself and forget it."""
+    enter = words.get("preexec_fn")
+
+    def begin():
+        if enter:
+            enter()
+        for ending in ENDINGS:
+            signal.signal(ending, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDINGS)
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDINGS)
+    process = None
+    try:
+        process = subprocess.Popen(**words | {"preexec_fn": begin}, **options)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        yield process
+    finally:
+        if process and process.poll() is None:
+            process.kill()
+            process.wait()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def persist(action):
     """A cgroup or a device may be busy for a moment after its last use."""
     for attempt in range(50):

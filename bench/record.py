@@ -30,9 +30,15 @@ def add_spillway(parser):
 
 
 def exit_on_signals():
-    """Ended from outside, a script still cleans up."""
+    """Ended from outside, a script still cleans up, and nobody's impatience keeps it from that."""
+
+    def leave(number, _frame):
+        for ending in ENDINGS:
+            signal.signal(ending, signal.SIG_IGN)
+        sys.exit(128 + number)
+
     for ending in ENDINGS:
-        signal.signal(ending, lambda number, _: sys.exit(128 + number))
+        signal.signal(ending, leave)
 
 
 def progress(text):

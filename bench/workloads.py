@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Callable, NamedTuple
 
-from modes import Failure
+from modes import Failure, running
 
 HERE = pathlib.Path(__file__).resolve().parent
 # Longest time for one program, before it counts as hung.
@@ -32,8 +32,8 @@ def program(started, command, directory):
     """Runs a program that prints one JSON object; its figures, and `total_s` from start to end."""
     began = time.monotonic()
     with open(directory / "stderr", "w+") as errors:
-        process = subprocess.Popen(**started([*map(str, command)]), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True)
-        with ended(process):
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": errors, "text": True}
+        with running(started([*map(str, command)]), **pipes) as process:
             out, _ = process.communicate(timeout=LIMIT_SECONDS)
         errors.seek(0)
         text = errors.read()
@@ -42,17 +42,6 @@ def program(started, command, directory):
     if not lines:
         raise Failure(f"{command[0]}: no result, exit status {process.returncode}: {text[-500:]}")
     return json.loads(lines[-1]) | {"total_s": total_s}
-
-
-@contextlib.contextmanager
-def ended(process):
-    """Kills a process that is still there at the end."""
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
 
 
 def touch(order, mib, accesses, writes=10):
@@ -89,8 +78,7 @@ def redis_server(started, tools, fill):
     path = tools / "redis.sock"
     path.unlink(missing_ok=True)
     server = ["redis-server", "--port", "0", "--unixsocket", str(path), "--save", "", "--dir", str(tools)]
-    process = subprocess.Popen(**started(server), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    with ended(process):
+    with running(started(server), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 20
         while not path.exists():
             if process.poll() is not None or time.monotonic() > deadline:

@@ -85,6 +85,36 @@ def test_it_cleans_up_when_it_is_interrupted(processes, spillway, number):
     assert left_behind() == before
 
 
+# Between fork and exec of a program that it starts, the program gets SIGINT if a second argument says so; else it waits there.
+STARTS = """
+import ctypes, functools, os, signal, sys, time
+sys.path.insert(0, sys.argv[1])
+import modes, record
+record.exit_on_signals()
+signalled = functools.partial(getattr(ctypes.CDLL(None), "raise"), signal.SIGINT)
+waits = lambda: (os.write(1, b"forked\\n"), time.sleep(0.5))
+with modes.running({"args": ["sleep", "60"], "preexec_fn": signalled if sys.argv[2:] else waits}) as process:
+    print("status", process.wait(5))
+"""
+
+
+def test_a_program_is_signalled_before_it_is_begun(processes):
+    words = [sys.executable, "-B", "-c", STARTS, RUN.parent, "signalled"]
+    run = processes.start(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert run.communicate(timeout=10)[0] == f"status -{signal.SIGINT:d}\n"
+
+
+def test_a_script_is_signalled_while_it_begins_a_program(processes):
+    words = [sys.executable, "-B", "-c", STARTS, RUN.parent]
+    run = processes.start(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert run.stdout.readline() == "forked\n"
+    for _ in range(2):
+        run.send_signal(signal.SIGINT)
+    # The program has its streams: it is at an end when they are.
+    _, err = run.communicate(timeout=10)
+    assert run.returncode == 128 + signal.SIGINT, err
+
+
 def test_cgroups_of_both_versions(bench, tmp_path):
     hierarchy = bench.Zram.hierarchy
     with pytest.raises(bench.Failure):
