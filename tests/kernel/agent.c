@@ -134,6 +134,56 @@ FACT(a_traced_agent_goes_on_in_a_stopped_process) {
     expect_is(answer_of(it, 2).value, it->pid);
 }
 
+enum { LINE = 512 };
+
+static void first_line(pid_t thread, const char *name, char line[LINE]) {
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/%s", thread, name);
+    FILE *file = fopen(path, "r");
+    if (!file || !fgets(line, LINE, file)) fail("%s: %m", path);
+    fclose(file);
+}
+
+static char state_of(pid_t thread) {
+    char line[LINE];
+    first_line(thread, "stat", line);
+    return strrchr(line, ')')[2];
+}
+
+// Danger: what was stopped when it had read a byte is told of as what waits for one.
+FACT(a_stop_behind_read_looks_like_waiting_there) {
+    begin();
+    int *pipe = argument(it, 0);
+    expect_is(call(it, 0, SYS_pipe2, (u64)pipe, 0), 0);
+    start_agent(it);
+    pid_t agent = it->tids[AGENT];
+    tell(it, AGENT, ORDER_CALL(SYS_read, (u64)pipe[0], (u64)(pipe + 2), 1));
+    char waits[LINE], stopped[LINE], descriptor[32];
+    snprintf(descriptor, sizeof descriptor, "0 0x%x ", pipe[0]);
+    for (double until = now() + 2; first_line(agent, "syscall", waits), strncmp(waits, descriptor, strlen(descriptor));)
+        if (now() > until) fail("it does not read: %s", waits);
+    expect(state_of(agent) == 'S');
+
+    int status = 0;
+    if (ptrace(PTRACE_SEIZE, agent, 0, 0)) skip("ptrace: %m");
+    expect_is(ptrace(PTRACE_INTERRUPT, agent, 0, 0), 0);
+    expect_is(waitpid(agent, &status, __WALL), agent);
+    // Into the call, which is made again, and out of it.
+    expect_is(ptrace(PTRACE_SYSCALL, agent, 0, 0), 0);
+    expect_is(waitpid(agent, &status, __WALL), agent);
+    expect_is(ptrace(PTRACE_SYSCALL, agent, 0, 0), 0);
+    expect_is(call(it, 2, SYS_write, (u64)pipe[1], (u64)pipe, 1), 1);
+    expect_is(waitpid(agent, &status, __WALL), agent);
+    kill(it->pid, SIGSTOP);
+    expect_is(ptrace(PTRACE_DETACH, agent, 0, 0), 0);
+    for (double until = now() + 2; state_of(agent) != 'T';)
+        if (now() > until) fail("it does not stop: %c", state_of(agent));
+    first_line(agent, "syscall", stopped);
+    expect(!strcmp(stopped, waits));
+    kill(it->pid, SIGCONT);
+    expect_is(answer_of(it, AGENT).value, 1);
+}
+
 // A thread of the process with any of these flags in /proc/PID/stat; 0 when there is none.
 static pid_t thread_with(pid_t pid, unsigned flags) {
     char path[64], line[512];
