@@ -70,6 +70,7 @@ def test_servers_that_end_or_vanish_are_found_no_more(spillway, servers, etcd):
         (["--join", "tcp://127.0.0.1/pool"], ["--join takes the cluster's URL", "etcd://HOST[:PORT],.../NAME"]),
         (["--join", "etcd://127.0.0.1"], ["`etcd:` names no cluster"]),
         (["--join", "etcd://127.0.0.1/pool", "--advertise", "here"], ["--advertise must be HOST:PORT"]),
+        (["--join", "etcd://127.0.0.1/pool", "--advertise", "http://10.0.0.7:7070"], ["--advertise must be HOST:PORT"]),
         (["--join", "etcd://127.0.0.1/pool", "--domain", "a b"], ["--domain must be a name without spaces"]),
         (["--domain", "rack1"], ["--join"]),
     ],

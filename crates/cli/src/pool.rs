@@ -2,7 +2,7 @@
 
 use crate::failure::{FAILED, Failure};
 use spillway_pager::LastingPool;
-use spillway_store::pool::{self, Membership, Opened, TakenOver, Url};
+use spillway_store::pool::{self, Lookup, Membership, Opened, TakenOver, Url};
 use spillway_store::vault::Vault;
 use spillway_store::{Inheritance, Refill, Store};
 
@@ -19,9 +19,8 @@ pub(crate) fn open(url: &str) -> Result<Box<dyn Store>, Failure> {
     begin(pool::open(url).map_err(|error| Failure::refused(error.to_string()))?)
 }
 
-fn begin(Opened { store, refill, membership, note }: Opened) -> Result<Box<dyn Store>, Failure> {
-    refill.map(supply).transpose()?;
-    membership.map(follow).transpose()?;
+fn begin(Opened { store, refill, membership, lookup, note }: Opened) -> Result<Box<dyn Store>, Failure> {
+    begin_threads(refill, membership, lookup)?;
     note.into_iter().for_each(|note| crate::say::note(&note));
     Ok(store)
 }
@@ -41,11 +40,10 @@ pub(crate) fn open_lasting(url: &str) -> Result<(Box<dyn Store>, Option<LastingP
 /// The pool that a dead pager has left.
 pub(crate) fn take_over(url: &str, vault: &Vault) -> Result<Box<dyn Inheritance>, Failure> {
     let opened = pool::take_over(url, vault).map_err(|error| Failure::refused(error.to_string()))?;
-    let Some(TakenOver { store, refill, membership }) = opened else {
+    let Some(TakenOver { store, refill, membership, lookup }) = opened else {
         return Err(Failure::refused(format!("the pool `{url}` cannot be taken over from a dead pager")));
     };
-    refill.map(supply).transpose()?;
-    membership.map(follow).transpose()?;
+    begin_threads(refill, membership, lookup)?;
     Ok(store)
 }
 
@@ -53,8 +51,24 @@ fn supply(refill: Refill) -> Result<(), Failure> {
     start("refill", move || refill.run())
 }
 
+/// What a pool has to be done beside it.
+fn begin_threads(
+    refill: Option<Refill>,
+    membership: Option<Membership>,
+    lookup: Option<Lookup>,
+) -> Result<(), Failure> {
+    refill.map(supply).transpose()?;
+    membership.map(follow).transpose()?;
+    lookup.map(look_up).transpose()?;
+    Ok(())
+}
+
 fn follow(membership: Membership) -> Result<(), Failure> {
     start("members", move || membership.run(|line| crate::say::note(crate::say::clean(line))))
+}
+
+fn look_up(lookup: Lookup) -> Result<(), Failure> {
+    start("names", move || lookup.run())
 }
 
 fn start(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), Failure> {

@@ -115,3 +115,80 @@ fn behind(prefix: &str) -> Vec<u8> {
 fn one_line(error: &ureq::Error) -> String {
     error.to_string().chars().map(|c| if c.is_control() { ' ' } else { c }).take(200).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+
+    use super::*;
+
+    /// Answers every request with the same, or closes the connection.
+    struct Endpoint {
+        host: Host,
+        asked: Arc<AtomicUsize>,
+        answers: Arc<AtomicBool>,
+    }
+
+    impl Endpoint {
+        /// Its thread ends with the test program.
+        fn start(body: String, answers: bool) -> Self {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let host = Host { name: "127.0.0.1".into(), port: listener.local_addr().unwrap().port() };
+            let (asked, answers) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(answers)));
+            let endpoint = Self { host, asked: Arc::clone(&asked), answers: Arc::clone(&answers) };
+            std::thread::spawn(move || {
+                for mut client in listener.incoming().flatten() {
+                    asked.fetch_add(1, SeqCst);
+                    client.set_read_timeout(Some(PATIENCE)).unwrap();
+                    // What is asked is one object.
+                    let mut ask = Vec::new();
+                    while !ask.ends_with(b"}") {
+                        let mut byte = [0];
+                        let Ok(1) = client.read(&mut byte) else { break };
+                        ask.extend(byte);
+                    }
+                    if answers.load(SeqCst) {
+                        let head = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: application/json\r\n";
+                        let _ = write!(client, "{head}Content-Length: {}\r\n\r\n{body}", body.len());
+                    }
+                }
+            });
+            endpoint
+        }
+
+        fn asked(&self) -> usize {
+            self.asked.load(SeqCst)
+        }
+    }
+
+    #[test]
+    fn the_endpoint_that_answered_last_is_asked_first() {
+        let [one, two] = [false, true].map(|answers| Endpoint::start("{}".into(), answers));
+        let etcd = Etcd::new(&[one.host.clone(), two.host.clone()]);
+        assert_eq!(etcd.list("x/"), Ok(Vec::new()));
+        let asked = (one.asked(), two.asked());
+        assert!(asked.0 > 0, "the first is asked first");
+        assert_eq!(etcd.list("x/"), Ok(Vec::new()));
+        assert_eq!((one.asked(), two.asked()), (asked.0, asked.1 + 1));
+        // Until it does not answer any more.
+        one.answers.store(true, SeqCst);
+        two.answers.store(false, SeqCst);
+        assert_eq!(etcd.list("x/"), Ok(Vec::new()));
+        let asked = two.asked();
+        assert_eq!(etcd.list("x/"), Ok(Vec::new()));
+        assert_eq!(two.asked(), asked);
+        one.answers.store(false, SeqCst);
+        assert!(matches!(etcd.list("x/"), Err(Error::Unreachable { .. })));
+    }
+
+    #[test]
+    fn an_entry_without_a_value_spoils_nothing() {
+        let entries = json!({ "kvs": [{ "key": "eA==" }, { "key": "eQ==", "value": BASE64.encode("here") }] });
+        let endpoint = Endpoint::start(entries.to_string(), true);
+        let etcd = Etcd::new(std::slice::from_ref(&endpoint.host));
+        assert_eq!(etcd.list("x/"), Ok(vec![Vec::new(), b"here".to_vec()]));
+    }
+}

@@ -181,6 +181,30 @@ fn a_copy_at_a_server_that_is_away_is_not_relied_on() {
     assert!(kept > 20 && elsewhere.len() > 20, "{kept} of 100 are at the other");
     // They do not need the one that is away.
     assert_all(&mut client, &elsewhere);
+    proxy.refuse(false);
+    client.steps(Duration::from_millis(1500));
+    assert_all(&mut client, &elsewhere);
+}
+
+/// As a server has it whose disk hangs, which it spills to.
+#[test]
+fn a_server_that_leaves_gets_unanswered_is_connected_to_anew() {
+    let lender = Lender::start(64 << 20, |_| {});
+    let proxy = Proxy::to(lender.port);
+    let mut client = client(&format!("tcp://127.0.0.1:{}?deadline=1s", proxy.port));
+    let pages = put_all(&mut client, 0..100);
+    client.steps(Duration::from_millis(300));
+    proxy.swallow_gets();
+    assert_eq!(client.get(pages[0].1).map(drop), Err(StoreError::Lost));
+    let started = Instant::now();
+    while proxy.connections() == 1 {
+        // Everything else is answered all the while.
+        client.put(&page(1000), None, PATIENCE).unwrap();
+        client.steps(Duration::from_millis(20));
+        assert!(started.elapsed() < Duration::from_secs(4), "nothing is done about it");
+    }
+    assert_all(&mut client, &pages[1..]);
+    assert_eq!(proxy.connections(), 2);
 }
 
 /// As a frozen control group has it, or a virtual machine that is paused.
@@ -200,6 +224,7 @@ fn a_pager_that_did_not_run_loses_nothing() {
     for (number, handle) in &pages {
         assert!(client.finish_get(*handle).is_ok_and(|got| *got == page(*number)), "page {number}");
     }
+    assert_eq!(proxy.connections(), 1, "what was asked before is not unanswered for so long");
     // A server has not been away for longer than we looked.
     proxy.refuse(true);
     proxy.cut();

@@ -69,3 +69,54 @@ impl Url {
         Ok(Self::Tcp(etcd.find()?.tcp))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// As `http://10.0.0.7:7070` and `10.0.0.8:7070` would have joined, in the rack `rack`.
+    const ENTRIES: [&str; 2] = [
+        "eyJ2ZXJzaW9uIjogMSwgImFkZHJlc3MiOiAiaHR0cDovLzEwLjAuMC43OjcwNzAiLCAiZG9tYWluIjogInJhY2siLCAiY2FwYWNpdHlfYnl0ZXMi\
+         OiAxfQ==",
+        "eyJ2ZXJzaW9uIjogMSwgImFkZHJlc3MiOiAiMTAuMC4wLjg6NzA3MCIsICJkb21haW4iOiAicmFjayIsICJjYXBhY2l0eV9ieXRlcyI6IDF9",
+    ];
+
+    /// What is found in an etcd that answers once, with these values.
+    fn found(values: &[&str]) -> Result<Found, OpenError> {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("etcd://{}/pool", listener.local_addr().unwrap());
+        let values: Vec<String> = values.iter().map(|value| format!(r#"{{"value":"{value}"}}"#)).collect();
+        let body = format!(r#"{{"kvs":[{}]}}"#, values.join(","));
+        std::thread::spawn(move || {
+            let (mut client, _) = listener.accept().unwrap();
+            client.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+            // What is asked is one object.
+            let (mut ask, mut part) = (Vec::new(), [0; 1024]);
+            while !ask.ends_with(b"}") {
+                let bytes = client.read(&mut part).unwrap();
+                ask.extend_from_slice(&part[..bytes]);
+            }
+            let head = format!("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", body.len());
+            client.write_all((head + &body).as_bytes()).unwrap();
+        });
+        let Ok(Url::Etcd(etcd)) = Url::parse(&url) else { panic!("{url} is one") };
+        etcd.find()
+    }
+
+    #[test]
+    fn an_entry_that_names_no_server_is_passed_over() {
+        let found = found(&ENTRIES).map_err(|error| error.to_string()).unwrap();
+        assert_eq!(found.tcp.hosts.iter().map(ToString::to_string).collect::<Vec<_>>(), ["10.0.0.8:7070"]);
+        assert_eq!(found.members.iter().map(|member| &member.address[..]).collect::<Vec<_>>(), ["10.0.0.8:7070"]);
+    }
+
+    #[test]
+    fn a_cluster_of_nothing_else_has_no_server() {
+        let error = found(&ENTRIES[..1]).err().expect("it has none").to_string();
+        assert!(error.contains("no server has joined"), "{error}");
+    }
+}

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Cache, Etcd, Host, Membership, OpenError, OpenErrorKind, Tcp, Tls, Url, hosts};
+use super::{Cache, Etcd, Host, Lookup, Membership, OpenError, OpenErrorKind, Tcp, Tls, Url, hosts};
 use crate::emulated::Emulated;
 use crate::file::File;
 use crate::layer::{self, Layer};
@@ -29,13 +29,15 @@ pub struct Opened {
     pub refill: Option<Refill>,
     /// Of servers that come and go, what a background thread must run.
     pub membership: Option<Membership>,
+    /// Of servers that have names, what a background thread must run.
+    pub lookup: Option<Lookup>,
     /// What the user should know, in a line.
     pub note: Option<String>,
 }
 
 impl Opened {
     fn new(store: impl Store + 'static) -> Self {
-        Self { store: Box::new(store), refill: None, membership: None, note: None }
+        Self { store: Box::new(store), refill: None, membership: None, lookup: None, note: None }
     }
 
     fn with(self, config: layer::Config) -> Result<Self, OpenError> {
@@ -54,6 +56,8 @@ pub struct TakenOver {
     pub refill: Option<Refill>,
     /// As in [`Opened`].
     pub membership: Option<Membership>,
+    /// As in [`Opened`].
+    pub lookup: Option<Lookup>,
 }
 
 /// Opens the pool that a URL names. Looks names up and waits for servers, some seconds at most.
@@ -130,11 +134,10 @@ pub fn take_over(url: &str, vault: &Vault) -> Result<Option<TakenOver>, OpenErro
     }
     if let Url::Local(config) = url {
         let (store, refill) = Local::take_over(config, vault);
-        return Ok(Some(TakenOver { store: Box::new(store), refill: Some(refill), membership: None }));
+        return Ok(Some(TakenOver { store: Box::new(store), refill: Some(refill), membership: None, lookup: None }));
     }
     let Some(left) = Ledger::found(vault) else { return Ok(None) };
-    let mut membership = None;
-    let store = match url {
+    let taken_over = match url {
         Url::Memcached(cache) => {
             let memcached = || Memcached::new(names(&cache), cache.compression, cache.lossy);
             let remote = connect_again(left, cache.settings, cache.stripes, None, memcached, vault)?;
@@ -152,12 +155,11 @@ pub fn take_over(url: &str, vault: &Vault) -> Result<Option<TakenOver>, OpenErro
             let mut remote = tcp_again(left, &tcp, vault)?;
             let (followed, news) = Membership::new(&cluster, &tcp, addresses, &[])?;
             remote.follow(news);
-            membership = Some(followed);
-            inherit(remote, tcp.stripes, vault)
+            TakenOver { membership: Some(followed), ..inherit(remote, tcp.stripes, vault) }
         }
         Url::Local(_) | Url::File(_) | Url::Emulated(_) => return Ok(None),
     };
-    Ok(Some(TakenOver { store, refill: None, membership }))
+    Ok(Some(taken_over))
 }
 
 /// Whether another process can take such a pool over.
@@ -192,7 +194,7 @@ fn connect_again<P: Protocol>(
         };
         let host = &Host::parse(&note.name, 0).ok_or_else(unknown)?;
         let tls = tls.as_ref().map(|tls| tls.of(host)).transpose()?;
-        // A server that is no more may have no name any more: it counts as one that is away.
+        // A server that is no more may have no name any more: it counts as one that is away, until its name is known again.
         let addresses = hosts::resolve(host).unwrap_or_default();
         Ok((Peer { name: host.to_string(), addresses, protocol: speak(), tls }, note))
     };
@@ -202,11 +204,13 @@ fn connect_again<P: Protocol>(
 }
 
 /// The pool that these servers were.
-fn inherit<P: Protocol>(remote: Remote<P>, stripes: Option<Shape>, vault: &Vault) -> Box<dyn Inheritance> {
-    match stripes {
+fn inherit<P: Protocol>(mut remote: Remote<P>, stripes: Option<Shape>, vault: &Vault) -> TakenOver {
+    let lookup = Lookup::of(&mut remote);
+    let store: Box<dyn Inheritance> = match stripes {
         None => Box::new(remote),
         Some(shape) => Box::new(Stripes::take_over(Box::new(remote.into_members()), shape, vault)),
-    }
+    };
+    TakenOver { store, refill: None, membership: None, lookup }
 }
 
 fn connect<P: Protocol>(
@@ -226,10 +230,12 @@ fn connect<P: Protocol>(
     let peers = hosts.iter().map(peer).collect::<Result<_, OpenError>>()?;
     let mut remote = Remote::open(peers, settings, vault)?;
     news.into_iter().for_each(|news| remote.follow(news));
-    Ok(match stripes {
+    let lookup = Lookup::of(&mut remote);
+    let opened = match stripes {
         None => Opened::new(remote),
         Some(shape) => Opened::new(Stripes::new(Box::new(remote.into_members()), shape, vault)),
-    })
+    };
+    Ok(Opened { lookup, ..opened })
 }
 
 /// Pagers that share a cache must not share names.

@@ -156,6 +156,7 @@ fn mistakes_are_named_in_a_line_with_their_remedy() {
         ("tcp://a:0", "`a:0` is no server: give a name or an address, `HOST[:PORT]` or `[IPV6]:PORT`"),
         ("tcp://[::1", "`[::1` is no server: give a name or an address, `HOST[:PORT]` or `[IPV6]:PORT`"),
         ("tcp://a@b", "`a@b` is no server: give a name or an address, `HOST[:PORT]` or `[IPV6]:PORT`"),
+        ("tcp://a,b,a:7070", "`a:7070` is named twice: name each server once"),
         ("redis://me@h", "`redis:` takes a password and no user: give `redis://:PASSWORD@HOST`"),
         (
             "tcp://h?deadline=1h",

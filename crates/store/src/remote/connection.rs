@@ -274,3 +274,40 @@ fn connect(address: SocketAddr, poller: BorrowedFd<'_>) -> Result<OwnedFd, Errno
         Err(error) => Err(error),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::net::TcpListener;
+
+    use super::*;
+
+    const BULK_BYTES: usize = 64 << 10;
+
+    #[test]
+    fn what_a_slow_peer_has_taken_is_not_kept() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        sockopt::set_socket_recv_buffer_size(&listener, 4096).unwrap();
+        let poller = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let buffers = Buffers::new(vec![0; 4096].into(), BULK_BYTES, None);
+        let started = Connection::start(listener.local_addr().unwrap(), poller.as_fd(), buffers);
+        let mut connection = started.map_err(|(error, _)| error).unwrap();
+        sockopt::set_socket_send_buffer_size(&connection.socket, 4096).unwrap();
+        let (mut peer, _) = listener.accept().unwrap();
+        peer.set_read_timeout(Some(std::time::Duration::from_secs(10))).unwrap();
+        let (mut said, mut heard, mut part) = (0u32, Vec::new(), [0; 2048]);
+        while heard.len() < 4 << 20 {
+            while connection.unsent() < BULK_BYTES {
+                connection.out().extend_from_slice(&said.to_le_bytes());
+                said += 1;
+            }
+            assert!(!connection.send(poller.as_fd()), "the kernel takes less than there is");
+            assert!(connection.out.len() <= SENT_BYTES_MAX + 2 * BULK_BYTES, "{} bytes", connection.out.len());
+            let bytes = peer.read(&mut part).unwrap();
+            heard.extend_from_slice(&part[..bytes]);
+        }
+        for (word, expected) in heard.chunks_exact(4).zip(0u32..) {
+            assert_eq!(word, expected.to_le_bytes());
+        }
+    }
+}

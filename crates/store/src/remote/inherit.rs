@@ -19,7 +19,7 @@ const SPARED_AFTER: Duration = Duration::from_millis(200);
 impl<P: Protocol> Remote<P> {
     /// Connects to the servers as the process that was there before, in their order. Those that are away may come back later, but
     /// one must be there, and one that refuses is an error. Those that can be spared are not waited for; without what others have
-    /// whose names are unknown, and who would never be back, nothing is taken over.
+    /// whose names are unknown, and who may never be back, nothing is taken over.
     pub(crate) fn take_over(
         ledger: Ledger,
         servers: Vec<(Peer<P>, Note)>,

@@ -14,6 +14,9 @@ mod evacuate;
 pub(crate) mod handles;
 mod inherit;
 pub(crate) mod ledger;
+#[cfg(test)]
+mod lent;
+pub(crate) mod lookups;
 mod members;
 pub(crate) mod names;
 pub(crate) mod news;
@@ -42,6 +45,7 @@ use crate::{Completion, Got, Handle, Prepared, Preparer, Put, Status, Store, Sto
 use evacuate::Carriage;
 use handles::{Handles, Slot, State};
 use ledger::Ledger;
+use lookups::Lookups;
 use news::News;
 use ops::{Kind, OpId, Ops, Stage};
 use protocol::Protocol;
@@ -96,6 +100,8 @@ pub(crate) struct Remote<P: Protocol> {
     left: Vec<Handle>,
     /// Who comes and goes, where servers do.
     news: Option<News<P>>,
+    /// Who looks up where servers are that cannot be reached, where they have names.
+    lookups: Option<Lookups>,
 }
 
 /// Who says where a page goes.
@@ -110,7 +116,7 @@ enum Placement {
 /// A server to be used: its name for people, its addresses, how to speak to it.
 pub(crate) struct Peer<P> {
     pub(crate) name: String,
-    /// None of a server whose name is unknown: it is away.
+    /// None of a server whose name is unknown: it is away, until it is known.
     pub(crate) addresses: Vec<SocketAddr>,
     pub(crate) protocol: P,
     /// How connections are encrypted, if they are.
@@ -169,6 +175,7 @@ impl<P: Protocol> Remote<P> {
             alarm_at: None,
             left: Vec::new(),
             news: None,
+            lookups: None,
         };
         for (server, at) in remote.servers.iter_mut().zip(0..) {
             server.domain = at;

@@ -15,6 +15,7 @@ use super::Peer;
 use super::connection::{Buffers, Connection};
 use super::handles::{Handles, List};
 use super::ledger::Note;
+use super::lookups::AFTER;
 use super::ops::{Kind, OpId, Ops, Queues, Stage};
 use super::protocol::{BATCH_MAX, Grant, Greeting, Name, Parcel, Protocol, Refusal};
 use super::refusals::{ended, silent, stuck, unnamed, unreachable};
@@ -56,8 +57,10 @@ pub(crate) enum Link {
 pub(crate) struct Server<P> {
     /// For people: host and port.
     pub(crate) name: String,
-    addresses: Vec<SocketAddr>,
+    pub(super) addresses: Vec<SocketAddr>,
     attempts: usize,
+    /// When its name may be looked up again; none while it is.
+    pub(super) look_up_at: Option<Instant>,
     pub(crate) protocol: P,
     tls: Option<tls::Client>,
     pub(crate) link: Link,
@@ -108,6 +111,7 @@ impl<P: Protocol> Server<P> {
             name,
             addresses,
             attempts: 0,
+            look_up_at: Some(now),
             protocol,
             link: Link::Down(Buffers::new(input, 4 * BULK_BYTES, tls.is_some().then_some(INPUT_BYTES)), now),
             tls,
@@ -160,6 +164,25 @@ impl<P: Protocol> Server<P> {
     /// Whether it was tried in vain at each of its addresses.
     pub(crate) fn has_failed(&self) -> bool {
         self.failure.is_some() && matches!(self.link, Link::Down(..)) && self.attempts >= self.addresses.len()
+    }
+
+    /// Whether it is known by a name, not by an address, which would always be the same.
+    pub(crate) fn has_name(&self) -> bool {
+        self.name.parse::<SocketAddr>().is_err()
+    }
+
+    /// Whether it may have come back at another address: it has been away for a while, and is expected.
+    pub(crate) fn wants_lookup(&self, now: Instant) -> bool {
+        let is_away = self.away_since.is_some_and(|since| now.saturating_duration_since(since) >= AFTER);
+        is_away && self.listed && self.look_up_at.is_some_and(|at| at <= now) && self.has_name()
+    }
+
+    /// Its name was looked up, and may be again at a time. It is connected to at these addresses from now on, if any were found.
+    pub(crate) fn found(&mut self, addresses: Vec<SocketAddr>, look_up_at: Instant) {
+        self.look_up_at = Some(look_up_at);
+        if !addresses.is_empty() {
+            self.addresses = addresses;
+        }
     }
 
     pub(crate) fn is_full(&self, now: Instant) -> bool {

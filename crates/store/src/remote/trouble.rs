@@ -156,6 +156,7 @@ impl<P: Protocol> Remote<P> {
         }
         self.lose_overdue(now, done);
         self.heed_news();
+        self.keep_addresses(now);
         let is_well = |server: &Server<P>| server.is_ready() && !server.is_leaving();
         let calm = self.servers.iter().all(|server| is_well(server) || self.is_retired(server, now));
         self.set_tick(if calm { TICK_CALM } else { TICK_TROUBLED });

@@ -138,6 +138,12 @@ impl Upkeep {
     pub(super) fn is_awake(&self) -> bool {
         self.sweep_at.is_some()
     }
+
+    /// When the next one begins, or this one could.
+    #[cfg(test)]
+    pub(super) fn sweep_at(&self) -> Option<Instant> {
+        self.sweep_at
+    }
 }
 
 impl Core {

@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use spillway_wire::answer::{Answer, AnswerBody};
+
 /// Passes bytes on. Its threads end with the connections.
 pub struct Proxy {
     pub port: u16,
@@ -23,6 +25,8 @@ struct State {
     /// How many connections there were, and how many of the first of them pass nothing to the server for now.
     connections: AtomicU64,
     withheld: AtomicU64,
+    /// How many of the first of them give the pager no answers to gets.
+    swallowing: AtomicU64,
     open: Mutex<Vec<TcpStream>>,
 }
 
@@ -44,7 +48,7 @@ impl Proxy {
                 let state = Arc::clone(&shared);
                 std::thread::spawn(move || pass(from, to, Way::Up(&state, nth)));
                 let state = Arc::clone(&shared);
-                std::thread::spawn(move || pass(server, client, Way::Down(&state)));
+                std::thread::spawn(move || pass(server, client, Way::Down(&state, nth)));
             }
         });
         Self { port, state }
@@ -67,6 +71,16 @@ impl Proxy {
     /// Passes nothing on that comes from the server, or does again; the connections stay.
     pub fn hold(&self, hold: bool) {
         self.state.holds.store(hold, SeqCst);
+    }
+
+    /// Passes everything on but answers to gets, on the connections that there are. Nothing may be under way on them.
+    pub fn swallow_gets(&self) {
+        self.state.swallowing.store(self.connections(), SeqCst);
+    }
+
+    /// How many connections there were.
+    pub fn connections(&self) -> u64 {
+        self.state.connections.load(SeqCst)
     }
 
     /// What the pager sends meanwhile, on the connections that there are, reaches the server only once what this returns is
@@ -99,30 +113,41 @@ impl Drop for Delay<'_> {
     }
 }
 
-/// Bytes that go up to the server, on the nth connection, or down to the pager.
+/// Bytes that go up to the server, or down to the pager, on the nth connection.
 #[derive(Clone, Copy)]
 enum Way<'a> {
     Up(&'a State, u64),
-    Down(&'a State),
+    Down(&'a State, u64),
 }
 
 impl Way<'_> {
     fn waits(self) -> bool {
         match self {
             Way::Up(state, nth) => nth < state.withheld.load(SeqCst),
-            Way::Down(state) => state.holds.load(SeqCst),
+            Way::Down(state, _) => state.holds.load(SeqCst),
         }
+    }
+
+    fn swallows(self) -> bool {
+        matches!(self, Way::Down(state, nth) if nth < state.swallowing.load(SeqCst))
     }
 }
 
 fn pass(mut from: TcpStream, mut to: TcpStream, way: Way<'_>) {
-    let state = if let Way::Down(state) = way { Some(state) } else { None };
+    let state = if let Way::Down(state, _) = way { Some(state) } else { None };
     let mut buffer = [0; 16 << 10];
     let mut passed = 0;
+    let (mut frames, mut others) = (Vec::new(), Vec::new());
     while let Ok(bytes @ 1..) = from.read(&mut buffer) {
         let mut bytes = &mut buffer[..bytes];
         while way.waits() {
             std::thread::sleep(Duration::from_millis(5));
+        }
+        if way.swallows() {
+            frames.extend_from_slice(bytes);
+            others.clear();
+            take_others(&mut frames, &mut others);
+            bytes = &mut others;
         }
         let cut_after = state.map_or(0, |state| state.cut_after.load(SeqCst));
         let last = cut_after > 0 && passed + bytes.len() as u64 > cut_after;
@@ -144,4 +169,14 @@ fn pass(mut from: TcpStream, mut to: TcpStream, way: Way<'_>) {
     }
     let _ = from.shutdown(Shutdown::Both);
     let _ = to.shutdown(Shutdown::Both);
+}
+
+/// Takes whole frames; `others` gets those that answer something else than gets.
+fn take_others(frames: &mut Vec<u8>, others: &mut Vec<u8>) {
+    while let Some((answer, bytes)) = Answer::decode(frames).unwrap() {
+        if !matches!(answer.body, AnswerBody::Get(_)) {
+            others.extend_from_slice(&frames[..bytes]);
+        }
+        frames.drain(..bytes);
+    }
 }

@@ -97,6 +97,57 @@ fn a_page_that_is_put_as_it_is_moves_without_being_read() {
 }
 
 #[test]
+fn a_page_whose_member_is_away_is_let_go_only_if_it_can_be_made_out_of_others() {
+    let shape = Shape { data: 4, parity: 1 };
+    let weather = Weather::Survivable;
+    let mut model =
+        Model::new(Setting { shape, servers: 5, entries: 64, steps: 0, weather, mutation: None, mortal: false }, 7);
+    model.fill();
+    model.world.lock().unwrap().cut(1, false);
+    assert!((0..64).any(|at| model.member_of(at) == 1));
+    assert!((0..64).all(|at| model.put_again(at)), "all others of each row are there");
+    model.world.lock().unwrap().cut(2, false);
+    for at in 0..64 {
+        let away = matches!(model.member_of(at), 1 | 2);
+        assert_eq!(model.put_again(at), !away, "page {at}");
+    }
+    model.until("all is kept", |model| model.table.iter().flatten().all(|entry| !entry.putting));
+    // So nothing is lost, however the two come back.
+    for member in [1, 2] {
+        let mut world = model.world.lock().unwrap();
+        world.cut(member, true);
+        world.mend(member);
+    }
+    model.read_all();
+}
+
+#[test]
+fn a_sweep_that_can_begin_nothing_rests_twenty_times_as_long_unless_a_member_comes() {
+    let shape = Shape { data: 1, parity: 1 };
+    let weather = Weather::Survivable;
+    let setting = Setting { shape, servers: 2, entries: 1500, steps: 0, weather, mutation: None, mortal: false };
+    let mut model = Model::new(setting, 13);
+    model.fill();
+    model.world.lock().unwrap().cut(1, true);
+    let due = |model: &Model| model.stripes.core.upkeep.sweep_at().is_some_and(|at| at <= model.now());
+    for sweep in 0..3 {
+        model.until("a sweep begins", due);
+        let began = model.now();
+        model.until("it ends", |model| !due(model));
+        // It begins at the next step, so that this is a little more than it took.
+        let took = model.now() - began;
+        let rest = model.stripes.core.upkeep.sweep_at().expect("a member is away") - model.now();
+        assert!(took > Duration::from_millis(100), "sweep {sweep} took {took:?}");
+        let least = (took - Duration::from_millis(40)) * 20;
+        assert!((least.min(Duration::from_secs(10))..=took * 20).contains(&rest), "sweep {sweep}: {took:?}, {rest:?}");
+    }
+    model.world.lock().unwrap().mend(1);
+    let back = model.now();
+    model.until("a sweep begins", due);
+    assert!(model.now() - back < Duration::from_millis(100), "{:?}", model.now() - back);
+}
+
+#[test]
 fn a_server_that_leaves_is_emptied_and_used_again_when_it_stays() {
     // With a spare, chunks go there; without, pages go to shorter rows.
     for (data, parity, servers) in [(4, 1, 7), (4, 1, 5), (2, 1, 3), (1, 1, 3), (4, 2, 6)] {

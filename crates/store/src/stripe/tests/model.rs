@@ -257,8 +257,21 @@ impl Model {
     /// Puts what is kept already; whether that was seen.
     pub(super) fn put_again(&mut self, at: usize) -> bool {
         let entry = self.table[at].expect("it is kept");
-        let put = self.stripes.put(&page(entry.content), Some(entry.handle));
-        put.is_ok_and(|put| put == Put::Unchanged(entry.handle))
+        let put = self.stripes.put(&page(entry.content), Some(entry.handle)).expect("it is taken");
+        if let Put::Pending(handle) = put {
+            self.table[at] = Some(Entry { handle, putting: true, ..entry });
+        }
+        put == Put::Unchanged(entry.handle)
+    }
+
+    /// The server that has what was put.
+    pub(super) fn member_of(&self, at: usize) -> usize {
+        let core = &self.stripes.core;
+        let State::Kept(place, _) = core.pages.state(self.table[at].expect("it is kept").handle) else {
+            panic!("it is being put")
+        };
+        let chunk = core.rows.chunk(place.row, place.position).expect("it is kept");
+        usize::from(self.stripes.members.chunk(chunk, self.now()).member)
     }
 
     pub(super) fn put(&mut self, at: usize) {
