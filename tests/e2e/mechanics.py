@@ -9,6 +9,7 @@ import pathlib
 import queue
 import signal
 import subprocess
+import sys
 import threading
 import time
 
@@ -131,6 +132,42 @@ def threads(pid):
 def has_agent(pid):
     """Whether a thread of ours is in a process."""
     return any(name == "spillway-agent" for _, name in threads(pid))
+
+
+# Has the first thread of a process, and then the one that is ours as soon as it can be had; says so, and lets go when it is told to.
+DEBUGGER = """
+import ctypes, sys, time
+libc = ctypes.CDLL(None)
+for thread in map(int, sys.argv[1:]):
+    # PTRACE_SEIZE: nothing stops.
+    while libc.ptrace(0x4206, thread, ctypes.c_void_p(), ctypes.c_void_p()):
+        time.sleep(0.001)
+print("HAS", flush=True)
+sys.stdin.read()
+"""
+
+
+def debug_agent(processes, pid):
+    """Starts what has a process and its agent as a debugger would have them, until its standard input ends."""
+    agent = next(thread for thread, name in threads(pid) if name == "spillway-agent")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return processes.start([sys.executable, "-c", DEBUGGER, pid, agent], **pipes)
+
+
+def outlasts_a_debugger(processes, spillway, target):
+    """What is let go while a debugger comes waits for that, and is let go then."""
+    detach = processes.start([spillway.path, "detach", target.pid], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    eventually(lambda: spillway.find(target.pid)["local_bytes"] > 12 * MIB, "pages to come home", every=0.02)
+    debugger = debug_agent(processes, target.pid)
+    assert debugger.stdout.readline() == b"HAS\n"
+    eventually(lambda: traits(target.pid)["registered"] == 0, "all to be home")
+    time.sleep(0.3)
+    assert detach.poll() is None and running(target.pid) and has_agent(target.pid)
+    debugger.stdin.close()
+    assert debugger.wait(10) == 0
+    assert detach.wait(20) == 0
+    assert not has_agent(target.pid)
+    target.unharmed()
 
 
 def mappings(pid):

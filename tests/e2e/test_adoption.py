@@ -13,7 +13,7 @@ import time
 
 import pytest
 from harness import MIB, REPOSITORY, children, eventually, status_field, tree, undisturbed
-from mechanics import NONZERO, Program, coverage, has_agent, let_go, refused, registered, rollup, running, squeeze, traits
+from mechanics import NONZERO, Program, coverage, has_agent, let_go, outlasts_a_debugger, refused, registered, rollup, running, squeeze, traits
 
 
 @pytest.fixture
@@ -538,6 +538,28 @@ def test_doctor(spillway):
         assert check["found"] and (check["ok"] or (check["cost"] and "remedy" in check)), check
 
 
+def test_what_was_elsewhere_at_adoption_comes_back_to_its_place(processes, spillway, build):
+    """The agent's own mappings had come to that place, which the program knew to be free: it was served its other pages there."""
+    program = Program(processes, [build("back"), "64"]).ready()
+    spillway.attach(program.pid, "8M")
+    spillway.settled(program.pid)
+    program.tell("back")
+    program.ready()
+    assert has_agent(program.pid)
+    eventually(lambda: spillway.find(program.pid)["evicted_pages"] > 10000, "most of it to be out")
+    program.tell("check")
+    assert program.line() == "OK"
+    assert program.status() == 0
+
+
+def test_a_debugger_that_comes_while_pages_come_home_is_waited_for(processes, spillway, fill):
+    """The agent could not leave, and stayed for good: nobody could adopt the process again."""
+    target = Program(processes, [fill, 24]).ready()
+    spillway.attach(target.pid, "8M", "--pool", "emulated:?delay=400us&serialize=1")
+    spillway.settled(target.pid)
+    outlasts_a_debugger(processes, spillway, target)
+
+
 def test_new_mappings_of_an_adopted_process_are_managed(spillway, target):
     attached = spillway.attach(target.pid, "16M")
     spillway.settled(target.pid)
@@ -573,6 +595,15 @@ def test_a_child_has_what_its_parent_had_at_the_fork(spillway, heirs, what):
     program = heirs("8M", what, 64).ready()
     front = program.process.pid
     eventually(lambda: [it for it in spillway.ps() if it["front_pid"] == front and it["evicted_pages"] > 10000], "most of it to be out")
+    program.tell("go")
+    assert program.line() == "OK"
+    assert program.status() == 0
+
+
+def test_a_child_has_what_it_moves_as_it_is_asked(processes, spillway, build):
+    """A mapping that was elsewhere when the child's own were read was forgotten, and read as zeros."""
+    program = Program(processes, [build("heirs"), "moving", "64"], spillway, "8M").ready()
+    eventually(lambda: [it for it in spillway.ps() if it["front_pid"] == program.process.pid and it["evicted_pages"] > 10000], "most of it to be out")
     program.tell("go")
     assert program.line() == "OK"
     assert program.status() == 0

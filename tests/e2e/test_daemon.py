@@ -10,7 +10,7 @@ import harness
 import pytest
 from daemons import Daemon, resources
 from harness import MIB, eventually
-from mechanics import Program, Silence, refused, running, traits
+from mechanics import Program, Silence, outlasts_a_debugger, refused, running, traits
 from test_takeover import url_of
 
 # How long processes are adopted, resized and let go in a row.
@@ -111,6 +111,33 @@ def test_a_busy_target_goes_on_while_another_is_let_go(processes, spillway, daem
     leaving.unharmed()
     assert busy.line(30) == "OK"
     busy.unharmed()
+
+
+def test_a_stopped_program_keeps_nobody_waiting(processes, spillway, daemon, fill):
+    """Its agent does nothing until it goes on: neither make room for others, nor what is waited for at the end of a pager."""
+    daemon.start("--local", "24M")
+    stopped, other = (Program(processes, [fill, mib]).ready() for mib in (64, 32))
+    attach(spillway, stopped.pid)
+    within(spillway, stopped.pid, 24 * MIB)
+    os.kill(stopped.pid, signal.SIGSTOP)
+    attach(spillway, other.pid)
+    for _ in range(3):
+        other.ask("verify")
+    spillway.resize(daemon.pid, "12M")
+    other.ask("verify")
+    spillway.detach(other.pid)
+    other.unharmed()
+    os.kill(stopped.pid, signal.SIGCONT)
+    within(spillway, stopped.pid, 12 * MIB)
+    stopped.ask("verify")
+    # Told to, and stopped before it can: the daemon ends all the same.
+    os.kill(stopped.pid, signal.SIGSTOP)
+    spillway.resize(daemon.pid, "8M")
+    time.sleep(0.05)
+    daemon.process.send_signal(signal.SIGTERM)
+    assert daemon.process.wait(20) == 0
+    os.kill(stopped.pid, signal.SIGCONT)
+    stopped.unharmed()
 
 
 def test_a_run_goes_to_the_daemon(processes, spillway, daemon, fill):
@@ -250,6 +277,16 @@ def test_a_daemon_that_is_killed_is_taken_over_by_the_next(processes, spillway, 
     targets[1].unharmed()
     for target in targets:
         assert traits(target.pid)["registered"] == 0 and traits(target.pid)["TracerPid"] == "0"
+
+
+def test_a_debugger_of_one_that_is_let_go_keeps_nobody_else_waiting(processes, spillway, daemon, fill):
+    daemon.start("--local", "16M", "--pool", "emulated:?delay=400us&serialize=1")
+    one, other = [Program(processes, [fill, 24]).ready() for _ in range(2)]
+    for target in [one, other]:
+        attach(spillway, target.pid, "--local", "8M")
+    within(spillway, one.pid, 8 * MIB)
+    outlasts_a_debugger(processes, spillway, one)
+    other.unharmed()
 
 
 def test_a_daemon_whose_pool_ends_with_it_says_so_and_stays(processes, spillway, daemon, fill, tmp_path):

@@ -10,6 +10,7 @@ import os
 import pathlib
 import shlex
 import shutil
+import signal
 import socket
 import stat
 import subprocess
@@ -18,7 +19,7 @@ import time
 
 import pytest
 from harness import PIPES, Running, eventually, tree
-from mechanics import Program, refused, status_field, threads, traits
+from mechanics import Program, has_agent, refused, status_field, threads, traits
 
 NOBODY = 65534
 CAPABILITIES = "cap_sys_ptrace,cap_ipc_lock,cap_sys_nice+ep"
@@ -219,6 +220,25 @@ def test_adoption_with_capability_and_device(user, setcap):
     target.unharmed()
 
 
+def test_a_stopped_program_is_let_go(user, setcap):
+    """Without CAP_SYS_ADMIN nobody traces the agent, which stops with its process: it was waited for when it was told something then."""
+    user.give_capabilities(setcap)
+    user.give_device()
+    target = user.program()
+    attached = Running(user.processes.start(user.words(user.binary, "attach", target.pid, "--local", "16M"), cwd="/", env=user.environment, **PIPES))
+    eventually(lambda: traits(target.pid)["registered"], "it to be adopted")
+    eventually(lambda: any(each["evicted_pages"] > 3000 for each in json.loads(user.cli("ps", "--json").stdout)), "pages to leave", every=0.1)
+    os.kill(target.pid, signal.SIGSTOP)
+    assert user.cli("resize", target.pid, "8M").returncode == 0
+    time.sleep(0.05)
+    detached = user.cli("detach", target.pid)
+    assert detached.returncode == 0, detached.stderr
+    attached.finish(timeout=30).must_succeed()
+    os.kill(target.pid, signal.SIGCONT)
+    assert not has_agent(target.pid)
+    target.unharmed()
+
+
 def test_root_without_device(processes, spillway, build, tmp_path):
     """A container may lack the device: what root starts may trace, and so have a userfaultfd by the system call."""
     nodes = " && ".join(f"cp -a /dev/{name} {shlex.quote(str(tmp_path))}" for name in ("null", "zero", "urandom"))
@@ -255,6 +275,87 @@ def test_kernels_that_are_too_old(processes, spillway, target, tmp_path, lesser_
     doctor = cli("doctor")
     assert doctor.returncode == 1
     assert "remedy: boot" in doctor.stdout and "Linux 6.8 or newer" in doctor.stdout, doctor.stdout
+
+
+# Tries what the files that the agent keeps can be opened for, and cut short.
+PRY = """
+import errno, glob, json, os, sys
+held = bytearray(os.urandom(1 << 20)) * 16
+print("READY", flush=True)
+sys.stdin.readline()
+found = {}
+for path in glob.glob("/proc/self/task/*/fd/*"):
+    if not (link := os.path.lexists(path) and os.readlink(path)) or "memfd:" not in link:
+        continue
+    name = os.path.basename(link.split(" ")[0])
+    for what, attempt in {
+        "read": lambda: os.open(path, os.O_RDONLY),
+        "write": lambda: os.open(path, os.O_RDWR),
+        "truncate": lambda: os.truncate(path, 0),
+        "chmod": lambda: os.chmod(path, 0o777),
+    }.items():
+        try:
+            attempt()
+            found[f"{name} {what}"] = "done"
+        except OSError as error:
+            found[f"{name} {what}"] = errno.errorcode[error.errno]
+print(json.dumps(found), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_program_reaches_nothing_of_its_pager(spillway, user):
+    """A daemon's pool has the pages of all its programs: each could be read, and changed, by every other; and a file that was cut
+    short ended the pager, and with it all of them."""
+    program = user.processes.start(user.words("python3", "-c", PRY), cwd="/", text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert program.stdout.readline() == "READY\n"
+    attached = spillway.attach(program.pid, "8M")
+    spillway.settled(program.pid)
+    program.stdin.write("\n")
+    program.stdin.flush()
+    found = json.loads(program.stdout.readline())
+    vault = {what.split()[1]: answer for what, answer in found.items() if "vault" in what}
+    assert vault == {"read": "EACCES", "write": "EACCES", "truncate": "EACCES", "chmod": "EPERM"}, found
+    assert found["memfd:spillway-agent truncate"] == "EPERM", found
+    spillway.detach(program.pid)
+    assert attached.process.wait(10) == 0
+
+
+def test_who_may_take_over(processes, spillway, user, setcap):
+    """What root's pager has left is root's; what a user's has left is that user's, and root's."""
+    user.give_capabilities(setcap)
+    user.give_device()
+    target = user.program()
+
+    def attach(words):
+        pager = processes.start([*words, "attach", target.pid, "--local", "8M"], stderr=subprocess.PIPE, text=True, cwd="/", env=user.environment)
+        return pager, pager.stderr.readline()
+
+    def kill(pager):
+        spillway.settled(target.pid)
+        pager.kill()
+        pager.wait(10)
+
+    root, theirs = [spillway.path], user.words(user.binary)
+    pager, line = attach(root)
+    assert "adopted process" in line
+    refused(user.cli("attach", target.pid), "another user", "as that user")
+    kill(pager)
+    refused(user.cli("attach", target.pid), "another user", "as that user")
+    pager, line = attach(root)
+    assert "took process" in line
+    target.unharmed()
+    spillway.detach(target.pid)
+    assert pager.wait(10) == 0
+    pager, line = attach(theirs)
+    assert "adopted process" in line
+    kill(pager)
+    pager, line = attach(root)
+    assert "took process" in line
+    target.unharmed()
+    spillway.detach(target.pid)
+    assert pager.wait(10) == 0
+    target.unharmed()
 
 
 # Listens where a pager of this user would, and answers every question with the same words again and again.

@@ -207,6 +207,22 @@ def test_a_stopped_target_resumes(processes, spillway, fill):
     target.ask("verify")
 
 
+def test_what_a_stopped_program_was_told_last_is_taken_back(processes, spillway, fill):
+    """Its agent reads no order, or has read one and not begun: taking over waited for the one in vain and was refused, and took the other
+    for one at rest. What that moved when it went on was zeros."""
+    target = Program(processes, [fill, 64]).ready()
+    pager, _ = begin(processes, spillway, target.pid, "--local", "32M")
+    for mib in (24, 16, 12, 8, 7, 6, 5):
+        spillway.settled(target.pid)
+        os.kill(target.pid, signal.SIGSTOP)
+        spillway.resize(target.pid, f"{mib}M")
+        end(pager)
+        pager, line = begin(processes, spillway, target.pid)
+        assert "took process" in line
+        os.kill(target.pid, signal.SIGCONT)
+        target.ask("verify")
+
+
 def test_what_cannot_be_taken_over_is_refused(processes, spillway, fill):
     target = Program(processes, [fill, 32]).ready()
     pager, _ = begin(processes, spillway, target.pid, "--local", "8M")

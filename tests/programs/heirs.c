@@ -1,9 +1,14 @@
-// heirs: forks where pids mean nothing outside (the first process of a pid namespace), and checks what the children have inherited.
+// heirs: forks, and checks what the children have inherited: where pids mean nothing outside (the first process of a pid namespace), or,
+// for "moving", anywhere.
 //
 //   heirs unmap|move|exit MIB   a process fills memory and says READY; told a line, it forks, and gives its own memory up, moves it, or ends.
 //                               The child says OK, or BAD and what is wrong.
+//   heirs moving MIB            fills memory and says READY; told a line, it forks five times, and a thread of the child moves most of it to and
+//                               fro, as another asks for the first time for what was evicted. Says OK, or BAD and what is wrong.
 //   heirs two MIB               fills memory and forks two children, a second apart, that fill it anew and say READY.
 #include "pattern.h"
+#include <pthread.h>
+#include <stdatomic.h>
 #include <sys/wait.h>
 
 static uint64_t *memory, pages;
@@ -24,9 +29,52 @@ static int inherit(const char *what, size_t bytes) {
         return 0;
     }
     if (!strcmp(what, "unmap")) munmap(memory, bytes);
-    if (!strcmp(what, "move") && mremap(memory, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, (char *)memory + (1l << 40)) == MAP_FAILED) return 2;
+    if (!strcmp(what, "move") && mremap(memory, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, (char *)memory - (1l << 40)) == MAP_FAILED) return say("BAD it cannot move\n"), 2;
     if (!strcmp(what, "exit")) return 0;
     return wait(NULL) < 0;
+}
+
+static atomic_bool moves, enough;
+
+static void *move(void *unused) {
+    (void)unused;
+    size_t bytes = (pages - 1) * PAGE;
+    char *here = (char *)memory + PAGE, *there = here - (1l << 40);
+    while (!enough) {
+        if (mremap(here, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, there) == MAP_FAILED) say("BAD it cannot move\n"), _exit(2);
+        char *last = here;
+        here = there, there = last;
+        moves = true;
+    }
+    return here - PAGE;
+}
+
+static void *nothing(void *unused) { return unused; }
+
+static int inherit_while_moving(void) {
+    pthread_t thread;
+    fill();
+    say("READY\n");
+    char line[16];
+    if (read(0, line, sizeof line) < 1) return 1;
+    for (int child = 0; child < 5; child++) {
+        // The child's thread has its stack, and raises no fault for it.
+        if (pthread_create(&thread, NULL, nothing, NULL) || pthread_join(thread, NULL)) return 2;
+        if (fork() == 0) {
+            if (pthread_create(&thread, NULL, move, NULL)) return 2;
+            while (!moves) {}
+            bool right = pattern_right(memory, 1, 0);
+            enough = true;
+            void *moved;
+            if (pthread_join(thread, &moved)) return 2;
+            for (uint64_t i = 1; right && i < pages; i++) right = pattern_right(moved, 1, i);
+            return !right;
+        }
+        int status;
+        if (wait(&status) < 0 || status) return 1;
+    }
+    say("OK\n");
+    return 0;
 }
 
 int main(int argc, char **argv) {
@@ -35,6 +83,7 @@ int main(int argc, char **argv) {
     pages = bytes / PAGE;
     bool two = !strcmp(argv[1], "two");
     memory = map_or_die(bytes);
+    if (!strcmp(argv[1], "moving")) return inherit_while_moving();
     if (two) fill(), sleep(1);
     for (int child = 0; child < (two ? 2 : 1); child++) {
         if (fork() == 0) {

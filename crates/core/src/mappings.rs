@@ -159,6 +159,22 @@ impl Pager {
         self.write_down();
     }
 
+    /// As [`Pager::ended`], of a few pages at a time: of no more than `most`. True when nothing is left of `target`.
+    pub fn bury(&mut self, target: TargetId, most: u64) -> bool {
+        let mut left = most;
+        while let Some(region) = self.regions.next_at(target, Address(0)) {
+            if left == 0 {
+                self.write_down();
+                return false;
+            }
+            let pages = region.span.pages().min(left);
+            self.forget_all(target, Span::of_pages(region.span.start, pages));
+            left -= pages;
+        }
+        self.ended(target);
+        true
+    }
+
     /// `parent` forked: the child's address space starts with what the parent had evicted. What is resident is shared
     /// with the child by the kernel; it is counted for the child only once the child is scanned. `share` makes one more
     /// reference to a stored page; buffers to copy are appended to `copies`.

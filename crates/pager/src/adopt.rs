@@ -19,7 +19,8 @@ mod checks;
 mod leaving;
 mod setup;
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::hash::{BuildHasher, RandomState};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use spillway_core::{Address, PAGE_BYTES_U64, Span};
 
@@ -29,7 +30,8 @@ use crate::procfs;
 use crate::restart;
 use crate::sys::agent::{BATCH_PAGES, CODE_BYTES, CONTROL_BYTES, Layout, Memory};
 use crate::sys::clock::now_ns;
-use crate::sys::process;
+use crate::sys::fd::{Heard, receive_byte};
+use crate::sys::process::{self, pidfd_of_thread, take_fd};
 use crate::sys::ptrace::{ALL_BUT_TRAPS, CallError, Registers, STOP_DEADLINE_NS, Seized, let_go_of_strays};
 use crate::sys::sched::Hurried;
 use crate::sys::sequence;
@@ -62,6 +64,8 @@ pub struct Agent {
     pub known_as: i32,
     /// Our end of the socket: a byte starts a list, a byte comes back.
     pub socket: OwnedFd,
+    /// The number of its own end in its table.
+    pub orders: i32,
     /// The control pages.
     pub memory: Memory,
     /// Where things are in the target.
@@ -149,8 +153,9 @@ fn put_agent(
 
     let slept_ns = restart::asleep_ns(pid, thread);
     // On a busy machine each step of ours would wait for a turn of the target's, and the other way round.
+    // Ourselves first: the target, which has not been told to stop yet, would take our CPU for as long as it likes.
+    let _hurried_ourselves = Hurried::new(0);
     let hurried = Hurried::new(thread);
-    let _hurried_ourselves = hurried.as_ref().and_then(|_| Hurried::behind_others());
     let started = now_ns();
     first
         .stop_within(if matches!(given, Given::Nothing) { STOP_DEADLINE_NS } else { FORKED_STOP_NS })
@@ -192,7 +197,14 @@ fn begin(first: &mut Seized, saved: &Registers, instruction: u64) -> Result<(Add
         saved,
         instruction,
         libc::SYS_mmap,
-        [0, STAGING_BYTES + SCRATCH_BYTES, bits(libc::PROT_READ | libc::PROT_WRITE), bits(flags), u64::MAX, 0],
+        [
+            far_from_others(),
+            STAGING_BYTES + SCRATCH_BYTES,
+            bits(libc::PROT_READ | libc::PROT_WRITE),
+            bits(flags),
+            u64::MAX,
+            0,
+        ],
     )?;
     let shared = libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_SIGHAND | libc::CLONE_THREAD | libc::CLONE_SYSVSEM;
     let cloned = first.call(saved, instruction, libc::SYS_clone, [bits(shared | libc::CLONE_FILES), 0, 0, 0, 0, 0]);
@@ -205,6 +217,15 @@ fn begin(first: &mut Seized, saved: &Registers, instruction: u64) -> Result<(Add
     }
 }
 
+/// Where our mappings may be, as a hint: the program may put its own back to where they were (`MREMAP_FIXED`) and takes the place for
+/// free, over ours. The kernel looks for places among the program's mappings; nothing else comes to the middle of the address space,
+/// but sanitizers' shadows, which are there before.
+fn far_from_others() -> u64 {
+    const FROM: u64 = 32 << 40;
+    let anywhere = RandomState::new().hash_one(FROM) % FROM;
+    FROM + anywhere / PAGE_BYTES_U64 * PAGE_BYTES_U64
+}
+
 impl Agent {
     /// Where in the target there is a system call.
     pub fn instruction(&self) -> u64 {
@@ -212,12 +233,13 @@ impl Agent {
     }
 
     /// The agent that another pager has left behind.
-    pub fn again(found: &Found, socket: OwnedFd, memory: Memory) -> Self {
+    pub fn again(found: &Found, socket: OwnedFd, orders: i32, memory: Memory) -> Self {
         Self {
             pid: found.pid,
             thread: found.thread,
             known_as: found.known_as,
             socket,
+            orders,
             memory,
             layout: found.layout,
             uffd: found.uffd,
@@ -227,6 +249,13 @@ impl Agent {
             unmerges: None,
             instruction: found.instruction,
         }
+    }
+
+    /// Takes back the order that it was given; false if it has begun.
+    pub fn take_back_order(&self) -> bool {
+        // Before 6.9 only the process's own table can be reached.
+        let taken = pidfd_of_thread(self.thread).and_then(|pidfd| take_fd(pidfd.as_fd(), self.orders));
+        taken.is_ok_and(|socket| receive_byte(socket.as_fd()) == Heard::Byte)
     }
 
     /// The staging area.

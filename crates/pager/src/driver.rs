@@ -6,6 +6,7 @@
 //! is used up, and then only as many as make room.
 
 mod buffers;
+mod burial;
 mod changes;
 mod commands;
 mod departure;
@@ -16,6 +17,7 @@ mod journeys;
 mod merging;
 mod moved;
 mod reader;
+mod recall;
 mod register;
 mod release;
 mod serve;
@@ -45,7 +47,7 @@ use crate::sys::uffd::{Event, Message};
 use crate::target::{Flight, Target, Waiting};
 use crate::watcher::Request;
 
-pub use commands::{Command, Homeward, Report, portions};
+pub use commands::{Command, Homeward, Report, Seen, portions};
 use departure::Leaving;
 use eviction::{WRITES_PER_TURN, Yield};
 use hands::{Hands, index, to_handle};
@@ -98,6 +100,8 @@ pub struct Driver {
     release: Option<Release>,
     /// Trees that are let go while others are served on.
     leaving: Vec<Leaving>,
+    /// Targets that have ended, of which not all is forgotten yet.
+    graves: Vec<TargetId>,
     /// The last wait was one.
     slept: bool,
     /// Turns since descriptors were last polled.
@@ -130,7 +134,7 @@ impl Driver {
             if self.serve_at_once() || self.receive_at_once() {
                 continue;
             }
-            let timeout = self.timeout();
+            let timeout = [self.timeout(), self.until_recall()].into_iter().flatten().min();
             self.wait(timeout);
             if self.polled[0].revents != 0 {
                 self.bell.silence();
@@ -219,7 +223,7 @@ impl Driver {
             && self.release.is_none();
         let rest_ns = self.yields.until_ns.saturating_sub(if self.yields.until_ns > 0 { now_ns() } else { 0 });
         let writes = self.core.has_due_writes() && self.hands.store.accepts();
-        if writes || self.core.has_released() || (evicting && rest_ns == 0) {
+        if writes || self.core.has_released() || !self.graves.is_empty() || (evicting && rest_ns == 0) {
             return Some(0);
         }
         let waits = live().any(|target| {
@@ -264,6 +268,7 @@ impl Driver {
         self.slept = !owes && now_ns() - since > SLEPT_NS;
         if !ready {
             self.polled.iter_mut().for_each(|polled| polled.revents = 0);
+            self.recall();
         }
         self.unpolled = 0;
         self.dry = (0..self.targets.len()).all(|at| self.polled[2 * at + 1].revents == 0);
@@ -328,12 +333,26 @@ impl Driver {
                 target.buffers.drain(..).for_each(|buffer| self.core.return_buffer(buffer));
                 let _ = self.reports.send(Request::Report(Report::AgentGone(target.id)));
             }
-            Heard::Byte => match std::mem::replace(&mut target.flight, Flight::Idle) {
-                Flight::Capture { first_call, again } => self.collect(at, first_call, again),
-                Flight::Merging(errand) => self.heard_of_merging(at, errand),
-                Flight::Other | Flight::Idle => {}
-            },
+            Heard::Byte => self.errand_is_over(at, true),
         }
+        self.note_rest();
+    }
+
+    /// The agent has done what it was told to, or has not begun to.
+    fn errand_is_over(&mut self, at: usize, done: bool) {
+        let Some(target) = &mut self.targets[at] else { return };
+        if let Some(estate) = &self.hands.estate {
+            estate.set_ordered(target.id, false);
+        }
+        match std::mem::replace(&mut target.flight, Flight::Idle) {
+            Flight::Capture { first_call, again } => self.collect(at, first_call, again),
+            Flight::Merging(errand) if done => self.heard_of_merging(at, errand),
+            Flight::Merging(_) => self.owes_errands = true,
+            Flight::Other | Flight::Idle => {}
+        }
+    }
+
+    fn note_rest(&self) {
         if self.targets.iter().flatten().all(|target| target.flight == Flight::Idle) {
             self.shared.errands_over.store(self.shared.errands_begun.load(Relaxed), Relaxed);
         }
@@ -355,6 +374,7 @@ impl Driver {
         }
         // Once more: what is freed will not come.
         self.arrive();
+        self.bury(busy);
         self.write(busy, came);
         if self.core.is_store_full() {
             self.core.forgo_clean(FREES_PER_TURN);

@@ -91,6 +91,8 @@ pub enum Error {
     },
     /// Another process has the right to take it over, and does not serve yet.
     BeingTakenOver(i32),
+    /// Another user's pager manages the target, or did and died.
+    OthersPager(i32),
     /// A minimum is above its maximum.
     MinAboveMax,
     /// More local memory is promised than there is.
@@ -210,6 +212,10 @@ impl fmt::Display for Error {
             Self::BeingTakenOver(pid) => {
                 write!(f, "another pager is about to take over process {pid}; `spillway ps` shows it once it does")
             }
+            Self::OthersPager(pid) => write!(
+                f,
+                "process {pid} is managed by another user's pager, or was until that died: type this as that user"
+            ),
             Self::MinAboveMax => f.write_str("the minimum is above the maximum: give a smaller min, or a larger max"),
             Self::TooManyPromises { promised, budget } => write!(
                 f,

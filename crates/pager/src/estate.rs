@@ -58,6 +58,7 @@ const MIN_PAGES: usize = 11;
 const MAX_PAGES: usize = 12;
 const WEIGHT: usize = 13;
 const MERGING: usize = 14;
+const ORDERED: usize = 15;
 const BATCH: usize = 16;
 const BATCH_RUNS: usize = 17;
 const RUNS: usize = 32;
@@ -112,6 +113,8 @@ pub struct Found {
     pub layout: Layout,
     /// A system call.
     pub instruction: u64,
+    /// Whether the agent has, or is about to have, an order that it was not heard to be done with.
+    pub is_ordered: bool,
     /// What was being captured.
     pub batch: Option<Batch>,
 }
@@ -299,6 +302,7 @@ impl Estate {
         self.set(slot + ROOT_BORN, tally.root.1);
         self.set(slot + WEIGHT, 0);
         self.set(slot + MERGING, 0);
+        self.set(slot + ORDERED, 0);
         self.set(slot + WHO, u64::from(id.0) + 1);
         true
     }
@@ -322,6 +326,14 @@ impl Estate {
                 Merging::Its => 2,
             },
         );
+    }
+
+    /// Its agent is about to have an order, or was heard of. Where and whether it runs does not always tell: one that was stopped
+    /// when it had read an order looks like one that waits for one.
+    pub fn set_ordered(&self, id: TargetId, is_ordered: bool) {
+        if let Some(slot) = self.slot_of(id) {
+            self.set(slot + ORDERED, is_ordered.into());
+        }
     }
 
     /// This target is no more.
@@ -398,6 +410,7 @@ impl Estate {
             memory,
             layout,
             instruction,
+            is_ordered: self.get(slot + ORDERED) != 0,
             batch,
         })
     }

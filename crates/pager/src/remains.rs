@@ -4,7 +4,8 @@
 //! the vault. While it has both ends it reads no end of the socket: it waits for whoever takes the other one.
 
 use std::fs;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -19,7 +20,8 @@ use crate::estate::{Estate, Found};
 use crate::merging::Merging;
 use crate::sys::agent::Memory;
 use crate::sys::fd::{Heard, receive_byte};
-use crate::sys::process::{pidfd_of_thread, take_fd, unread};
+use crate::sys::process::{effective_user, pidfd_of_thread, take_fd, unread};
+use crate::sys::ptrace::Seized;
 use crate::sys::uffd::Uffd;
 use crate::tally::Tally;
 use crate::target::POPULATE_WRITE;
@@ -84,19 +86,36 @@ fn living_pager(estate: &Estate) -> Option<i32> {
 
 /// The vault that an agent keeps open, if it keeps one.
 fn vault_of(pid: i32, thread: i32) -> Option<Result<Vault, Error>> {
-    let number = number_of(pid, thread, vault::NAME)?;
+    let wanted = format!("/memfd:{} (deleted)", vault::NAME);
+    let number = number_of(pid, thread, |_, link| link == wanted)?;
     let system = |error| Error::System { what: "taking a descriptor of the agent", error };
     let taken = pidfd_of_thread(thread).and_then(|pidfd| take_fd(pidfd.as_fd(), number)).map_err(system);
-    Some(taken.and_then(|fd| Vault::open(fd).map_err(|why| Error::Foreign { pid, why: why.to_string() })))
+    let opened = taken.and_then(|fd| match Vault::open(&fd) {
+        Ok(vault) if may_name(&vault, pid) => Ok(vault),
+        Ok(_) | Err(vault::Foreign::Others) => Err(Error::OthersPager(pid)),
+        Err(why) => Err(Error::Foreign { pid, why: why.to_string() }),
+    });
+    Some(opened)
 }
 
-/// The number of a thread's own descriptor of the memory file of this name.
-fn number_of(pid: i32, thread: i32, name: &str) -> Option<i32> {
-    let wanted = format!("/memfd:{name} (deleted)");
+/// Whether a process may be among those of a vault.
+fn may_name(vault: &Vault, pid: i32) -> bool {
+    let user = fs::metadata(format!("/proc/{pid}")).ok().map(|process| process.uid());
+    vault.owner().is_ok_and(|owner| is_believed(owner, effective_user(), user))
+}
+
+/// What we have left ourselves is believed, and another user's of that user's processes. Anybody can give a thread an agent's name, and
+/// write a vault that says what a pager of root's should do to others.
+fn is_believed(owner: u32, ourselves: u32, process: Option<u32>) -> bool {
+    owner == ourselves || process == Some(owner)
+}
+
+/// The number of the first of a thread's own descriptors of which this is true, by its number and what it is called.
+fn number_of(pid: i32, thread: i32, is_it: impl Fn(i32, &str) -> bool) -> Option<i32> {
     let entries = fs::read_dir(format!("/proc/{pid}/task/{thread}/fd")).ok()?;
     entries.flatten().find_map(|entry| {
-        let link = fs::read_link(entry.path()).ok()?;
-        (link.to_str()? == wanted).then(|| entry.file_name().to_str()?.parse().ok())?
+        let (link, number) = (fs::read_link(entry.path()).ok()?, entry.file_name().to_str()?.parse().ok()?);
+        is_it(number, link.to_str()?).then_some(number)
     })
 }
 
@@ -118,6 +137,9 @@ impl Remains {
         for pid in procfs::processes().unwrap_or_default() {
             // One that cannot be read is nobody's whom this user could take over from.
             let Some(Ok(vault)) = agent_of(pid).and_then(|thread| vault_of(pid, thread)) else { continue };
+            if !vault.owner().is_ok_and(|owner| owner == effective_user()) {
+                continue;
+            }
             let estate = Estate::new(vault);
             if !estate.is_daemon() || living_pager(&estate).is_some() {
                 continue;
@@ -136,7 +158,7 @@ impl Remains {
         let mut heirs: Vec<Heir> = Vec::new();
         for found in estate.targets() {
             let lives = procfs::stat(found.pid).is_ok_and(|stat| stat.started == found.started);
-            if lives && procfs::is_agent(found.pid, found.thread) {
+            if lives && procfs::is_agent(found.pid, found.thread) && may_name(estate.vault(), found.pid) {
                 let known = heirs.iter().map(|heir| &heir.tally).find(|tally| tally.tree == found.tree);
                 let tally = known.map_or_else(|| Tally::new(found.tree, found.root, found.share, false), Arc::clone);
                 tally.merges.fetch_or(found.merging != Merging::Untold, Relaxed);
@@ -229,10 +251,14 @@ impl Heir {
         let (uffd, socket) = (Uffd::from(take(found.uffd)?), take(found.socket)?);
         let memory = Memory::again(take(found.memory)?);
         let memory = memory.map_err(|error| Error::Foreign { pid, why: format!("its control pages: {error}") })?;
-        let at_work = await_idle(pid, thread, |number| take_fd(pidfd.as_fd(), number).ok())? == Agents::Populating;
+        let take_end = |number| take_fd(pidfd.as_fd(), number).ok();
+        let at_work = await_idle(&found, socket.as_fd(), take_end)? == Agents::Populating;
         // What it has answered to the dead. One at work will still answer.
         while !at_work && receive_byte(socket.as_fd()) == Heard::Byte {}
-        Ok(Self { agent: Agent::again(&found, socket, memory), uffd, found, tally, at_work })
+        let is_theirs = |number, link: &str| number != found.socket && link.starts_with("socket:");
+        let without = || Error::Foreign { pid, why: "its agent has no socket".into() };
+        let orders = number_of(pid, thread, is_theirs).ok_or_else(without)?;
+        Ok(Self { agent: Agent::again(&found, socket, orders, memory), uffd, found, tally, at_work })
     }
 }
 
@@ -245,29 +271,60 @@ enum Agents {
     Populating,
 }
 
-/// What the agent does, by its line in `/proc/PID/task/TID/syscall`; none while it does anything that will end. Its socket is
-/// idle if `is_idle`, asked by the number that it reads from, says so.
-fn doing(line: &str, is_idle: impl FnOnce(i32) -> bool) -> Option<Agents> {
+/// What the agent does, by its line in `/proc/PID/task/TID/syscall`; none while it does anything that will end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Doing {
+    /// It reads from the descriptor of this number, or has just read: its end of the socket.
+    Reading(i32),
+    /// See [`Agents::Populating`].
+    Populating,
+}
+
+fn doing(line: &str) -> Option<Doing> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let argument = |nth: usize| u64::from_str_radix(words.get(nth + 1)?.trim_start_matches("0x"), 16).ok();
     match words.first()?.parse().ok()? {
-        // "0 0x5 ...": read, from the agent's end of the socket.
-        libc::SYS_read => is_idle(i32::try_from(argument(0)?).ok()?).then_some(Agents::Idle),
+        // "0 0x5 ...": read.
+        libc::SYS_read => Some(Doing::Reading(i32::try_from(argument(0)?).ok()?)),
         // "28 0x7f.. 0x1000 0x17 ...": madvise.
-        libc::SYS_madvise => (argument(2)? == POPULATE_WRITE).then_some(Agents::Populating),
+        libc::SYS_madvise => (argument(2)? == POPULATE_WRITE).then_some(Doing::Populating),
         _ => None,
     }
 }
 
-/// Waits until the agent waits for an order, and has none, or is at work on what may wait for us.
-fn await_idle(pid: i32, thread: i32, take: impl Fn(i32) -> Option<OwnedFd>) -> Result<Agents, Error> {
+/// Waits until the agent has no order, or is at work on what may wait for us. `answers` is our end of its socket.
+///
+/// An order that it has not read is taken back, as if the pager had died before it gave it: the agent of a process that is stopped or
+/// frozen reads none. One that it has read is waited for. A thread that was stopped on its way out of `read` looks as if it still waited
+/// there: it is believed only asleep. A tracer may let it run while its process is stopped.
+fn await_idle(found: &Found, answers: BorrowedFd<'_>, take: impl Fn(i32) -> Option<OwnedFd>) -> Result<Agents, Error> {
+    let (pid, thread) = (found.pid, found.thread);
+    let told = |file| fs::read_to_string(format!("/proc/{pid}/task/{thread}/{file}")).unwrap_or_default();
+    let orders = |socket: &OwnedFd| unread(socket.as_fd()).unwrap_or(0);
     let begun = Instant::now();
+    let mut led: Option<Seized> = None;
     loop {
-        let line = fs::read_to_string(format!("/proc/{pid}/task/{thread}/syscall")).unwrap_or_default();
-        let is_empty = |socket: OwnedFd| unread(socket.as_fd()).is_ok_and(|bytes| bytes == 0);
-        if let Some(agents) = doing(&line, |number| take(number).is_some_and(is_empty)) {
-            return Ok(agents);
+        if !found.is_ordered || unread(answers).is_ok_and(|bytes| bytes > 0) {
+            return Ok(Agents::Idle);
         }
+        let is_in = |state| procfs::stat(thread).is_ok_and(|stat| stat.state == state);
+        // Asked after all else: what is on its way out of `read` sleeps nowhere before it has done what it was told.
+        let is_asleep = || is_in(b'S') && !told("wchan").contains("freezer");
+        match doing(&told("syscall")) {
+            Some(Doing::Populating) => return Ok(Agents::Populating),
+            Some(Doing::Reading(number)) => match take(number) {
+                Some(socket) if orders(&socket) > 0 && receive_byte(socket.as_fd()) == Heard::Byte => {
+                    return Ok(Agents::Idle);
+                }
+                Some(socket) if orders(&socket) == 0 && is_asleep() => return Ok(Agents::Idle),
+                _ => {}
+            },
+            None => {}
+        }
+        if led.is_none() && is_in(b'T') {
+            led = Seized::unfiltered(thread).or_else(|_| Seized::new(thread)).ok();
+        }
+        led.as_mut().map(Seized::tend);
         if begun.elapsed() > IDLE_WITHIN {
             return Err(Error::DidNotStop(pid));
         }
@@ -289,15 +346,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn nobody_leaves_other_users_processes() {
+        const ROOT: u32 = 0;
+        assert!(is_believed(ROOT, ROOT, Some(1000)), "root's pagers have everyone's");
+        assert!(is_believed(1000, ROOT, Some(1000)) && is_believed(1000, 1000, Some(1000)));
+        for process in [Some(ROOT), Some(1001), None] {
+            assert!(!is_believed(1000, ROOT, process), "{process:?}");
+        }
+    }
+
+    #[test]
     fn what_an_agent_does_is_read() {
-        let of = |line| doing(line, |number| number == 5);
-        assert!(of("0 0x5 0x7f0000001004 0x1 0x0 0x0 0x0 0x0 0x7f0000000010") == Some(Agents::Idle));
-        assert!(of("0 0x6 0x7f0000001004 0x1 0x0 0x0 0x0 0x0 0x7f0000000010").is_none());
-        assert!(of("28 0x7f0000001000 0x1000 0x17 0x0 0x0 0x0 0x0 0x0") == Some(Agents::Populating));
+        assert_eq!(doing("0 0x5 0x7f0000001004 0x1 0x0 0x0 0x0 0x0 0x7f0000000010"), Some(Doing::Reading(5)));
+        assert_eq!(doing("28 0x7f0000001000 0x1000 0x17 0x0 0x0 0x0 0x0 0x0"), Some(Doing::Populating));
         for line in
             ["28 0x7f0000001000 0x1000 0x4 0x0 0x0 0x0 0x0 0x0", "28 0x1", "157 0x43 0x1", "running\n", "0", "", "x"]
         {
-            assert!(of(line).is_none(), "{line}");
+            assert!(doing(line).is_none(), "{line}");
         }
     }
 }

@@ -95,6 +95,10 @@ pub struct Target {
     pub agent: Option<Agent>,
     /// What the agent does.
     pub flight: Flight,
+    /// When it was told to.
+    pub ordered_ns: u64,
+    /// It has left an order unread, as its process is stopped or frozen: for a while it is told nothing, and nobody waits for it.
+    pub deaf: bool,
     /// Which of the fault thread's places the agent has, as the driver numbers them; 0 for one of its own.
     pub placed: u64,
     /// The runs of the capture under way.
@@ -127,6 +131,10 @@ pub struct Target {
     pub forked: bool,
     /// For a forked child: whether it is known yet what it has inherited. Its faults wait until then.
     pub inherits: bool,
+    /// How often that was asked again.
+    pub asked: u32,
+    /// Changes of its mappings that were heard of.
+    pub changes: u64,
     /// It has made its userfaultfd itself, which tells of faults and removals alone; outside of its regions nobody knows what is
     /// missing.
     pub handed: bool,
@@ -157,6 +165,8 @@ impl Target {
             procmap: None,
             agent,
             flight: Flight::Idle,
+            ordered_ns: 0,
+            deaf: false,
             placed: 0,
             runs: Vec::with_capacity(BATCH_PAGES),
             buffers: Vec::with_capacity(BATCH_PAGES),
@@ -172,6 +182,8 @@ impl Target {
             parent: None,
             forked: false,
             inherits: true,
+            asked: 0,
+            changes: 0,
             handed: false,
             announced: Announced::default(),
             unmapped: Vec::new(),
@@ -244,7 +256,12 @@ impl Target {
 
     /// Whether pages of it may be captured after another look at its events.
     pub fn may_look(&self) -> bool {
-        self.agent.is_some() && self.flight == Flight::Idle && !self.leaving
+        self.takes_orders() && self.flight == Flight::Idle
+    }
+
+    /// Whether it has an agent that captures what it is told to, now or once it has done something else.
+    pub fn takes_orders(&self) -> bool {
+        self.agent.is_some() && !self.leaving && !self.deaf
     }
 
     /// Whether its faults may be served now.

@@ -26,7 +26,7 @@ use std::time::Instant;
 use spillway_core::{Span, TargetId, TreeId};
 use spillway_store::vault::Vault;
 
-use crate::driver::{Command, Report};
+use crate::driver::{Command, Report, Seen};
 use crate::error::Error;
 use crate::handed::Placed;
 use crate::procfs::Size;
@@ -130,6 +130,8 @@ pub struct Watcher {
     pub managed: Arc<std::sync::Mutex<Vec<i32>>>,
     processes: HashMap<i32, Process>,
     orphans: Vec<Orphan>,
+    /// Forked children of which it could not be found out what they have inherited: until then their faults wait.
+    untold: Vec<(TargetId, Seen)>,
     uffds: Vec<(TargetId, Uffd)>,
     removals: Removals,
     tree_at: Option<Instant>,
@@ -180,6 +182,7 @@ impl Watcher {
             managed,
             processes: HashMap::new(),
             orphans: Vec::new(),
+            untold: Vec::new(),
             uffds: Vec::new(),
             removals: Removals::default(),
             tree_at: None,
@@ -281,9 +284,7 @@ impl Watcher {
                 self.orphans.push(Orphan::new(child, parent, uffd, None, tally));
                 self.tell_managed();
             }
-            Report::Thread(target, thread) => {
-                self.hear_of_child(target, thread);
-            }
+            Report::Thread(target, seen) => self.hear_of_child(target, seen),
             Report::AgentGone(target) => {
                 self.reap_agent(target);
                 self.lose_agent(target);
@@ -292,6 +293,8 @@ impl Watcher {
             Report::Unmergeable(target, answer) => self.tell_unmergeable(target, answer),
             Report::Buried(target) => {
                 self.removals.forget(target);
+                self.untold.retain(|(untold, _)| *untold != target);
+                self.orphans.iter_mut().for_each(|orphan| orphan.forget_parent(target));
                 self.send(Command::Reuse { target });
             }
         }

@@ -97,6 +97,11 @@ impl Driver {
         (driver.excused, driver.batches, driver.succeeds) = (true, batches, true);
         let known: Vec<(TargetId, usize, Option<usize>)> = targets;
         driver.targets.resize_with(driver.core.targets() as usize, || None);
+        for id in (0..driver.core.targets()).map(TargetId) {
+            if known.iter().all(|(known, ..)| *known != id) {
+                driver.core.ended(id);
+            }
+        }
         for (id, space, agent) in known {
             if agent.is_none_or(|agent| kernel.threads[agent].dead) {
                 driver.lose_batch(id);

@@ -34,6 +34,8 @@ const WRITES_PER_TURN: u64 = 4;
 const WRITE_BATCHES: [u64; 4] = [1, 1, 2, 4];
 /// Handles freed between two looks for faults.
 const FREES_PER_TURN: usize = 256;
+/// And pages of those that have ended: few, as memories here are small.
+const BURIED_PER_TURN: u64 = 2;
 
 /// See the module's documentation.
 pub struct Driver {
@@ -77,6 +79,8 @@ pub struct Driver {
     pub(crate) succeeds: bool,
     /// It is killed at that many points from here.
     pub(crate) lives: Option<u32>,
+    /// Targets that have ended, of which not all is forgotten yet.
+    pub(crate) graves: Vec<TargetId>,
     /// Whose turn it is: 0 for commands, a target's place plus one, and then the work that is due.
     place: usize,
     busy: bool,
@@ -130,6 +134,7 @@ impl Driver {
             last: None,
             numbers: 0,
             batches: BTreeMap::new(),
+            graves: Vec::new(),
             estate,
             succeeds: false,
             lives: None,
@@ -343,6 +348,9 @@ impl Driver {
         self.free_released();
         // Once more: what is freed will not come.
         self.arrive(kernel);
+        if self.graves.last().is_some_and(|&ended| self.core.bury(ended, BURIED_PER_TURN)) {
+            self.graves.pop();
+        }
         // As many pages leave the buffers as became local: the reserve stays what it is.
         let came = self.core.local_pages().saturating_sub(self.local_before).clamp(1, BLOCK_PAGES_MAX);
         let most = match (self.store.answers_later(), self.busy) {

@@ -51,7 +51,7 @@ impl Driver {
             Command::RemovalOver { target, removal } => self.removal_over(target, removal),
             Command::Ended { target } => {
                 self.batches.remove(&target);
-                self.core.ended(target);
+                self.graves.push(target);
                 self.outstanding.forget(target);
                 let gone = self.targets[target.0 as usize].take();
                 gone.into_iter().flat_map(|target| target.buffers).for_each(|buffer| self.core.return_buffer(buffer));

@@ -10,8 +10,8 @@
 //! extents         buffers (2), book (4), then sheets, slots, segments, notes on servers, or rows with parity, as they are needed
 //! ```
 //!
-//! A target could write to the file if it went to great lengths. What it can gain by that is a wrong answer to itself: all that is read
-//! is checked, and where it makes no sense a page counts as lost.
+//! Agents have no more of the file than its name: only the pager's own user can open it. A target of the same user could write to it if it
+//! went to great lengths, as it could to the pager. All that is read is checked, and where it makes no sense a page counts as lost.
 
 use std::fmt;
 use std::io;
@@ -37,7 +37,7 @@ pub(crate) use slabs::{Slabs, Use};
 /// The name of the file: how it is recognised.
 pub const NAME: &str = "spillway-vault";
 /// Changes when anything in the file is laid out differently.
-pub const VERSION: u64 = 1;
+pub const VERSION: u64 = 2;
 /// Page buffers that there is room for.
 pub const BUFFERS: usize = BUFFER_EXTENTS * EXTENT / PAGE_BYTES;
 /// Words for the pager's own use.
@@ -76,6 +76,8 @@ const KIND: u64 = 0xff;
 pub enum Foreign {
     /// It is none of ours, or damaged.
     Unknown,
+    /// Another user made it.
+    Others,
     /// Another version of Spillway made it.
     Version(u64),
     /// It cannot be reached.
@@ -86,6 +88,7 @@ impl fmt::Display for Foreign {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unknown => f.write_str("it is damaged"),
+            Self::Others => f.write_str("it is another user's"),
             Self::Version(version) => {
                 write!(f, "it has layout {version}, and this version of Spillway knows {VERSION}")
             }
@@ -149,8 +152,12 @@ impl Vault {
     ///
     /// # Errors
     /// As [`Foreign`] says.
-    pub fn open(fd: OwnedFd) -> Result<Self, Foreign> {
-        let shared = Shared::open(fd).map_err(Foreign::System)?;
+    pub fn open(fd: &OwnedFd) -> Result<Self, Foreign> {
+        let shared = Shared::open(fd).map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidData => Foreign::Unknown,
+            io::ErrorKind::PermissionDenied => Foreign::Others,
+            _ => Foreign::System(error),
+        })?;
         if shared.len() < HEAD_BYTES {
             return Err(Foreign::Unknown);
         }
@@ -173,10 +180,18 @@ impl Vault {
         Self(Arc::new(Inner { shared, extents, data: data_at(extents), hint: AtomicUsize::new(FIXED) }))
     }
 
-    /// The file.
+    /// What agents keep: the file's name, by which its owner, and nobody else, can open it ([`Vault::open`]).
     #[must_use]
-    pub fn file(&self) -> BorrowedFd<'_> {
-        self.0.shared.file()
+    pub fn name_only(&self) -> BorrowedFd<'_> {
+        self.0.shared.name_only()
+    }
+
+    /// The user whose pager made it.
+    ///
+    /// # Errors
+    /// When the kernel does not say.
+    pub fn owner(&self) -> io::Result<u32> {
+        self.0.shared.owner()
     }
 
     /// The right to take it over, which one at a time has: until it is dropped, or the process ends. None if another has it.

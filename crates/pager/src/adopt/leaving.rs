@@ -1,6 +1,6 @@
 //! Taking an agent out of a target.
 
-use super::{Agent, explain, pieces, syscall_instruction};
+use super::{Agent, explain, pieces, syscall_instruction, untraced};
 use crate::error::Error;
 use crate::procfs;
 use crate::sys::ptrace::{ALL_BUT_TRAPS, CallError, Registers, Seized};
@@ -36,11 +36,16 @@ impl Agent {
     /// Takes the agent and everything of ours out of the target. Its regions must be unregistered.
     ///
     /// # Errors
-    /// When the target ended meanwhile.
-    pub fn leave(self) -> Result<(), Error> {
+    /// When the target ended meanwhile. [`Error::Traced`], also: a debugger has come to have it, and until that has gone the agent
+    /// is there as before.
+    pub fn leave(&mut self) -> Result<(), Error> {
         let pid = self.pid;
         let explain = |error| explain(pid, error);
-        let (mut seized, registers) = halted(self.thread, self.seized).map_err(explain)?;
+        let halted = halted(self.thread, self.seized.take());
+        if let Err(CallError::Refused(_)) = &halted {
+            untraced(pid, self.thread)?;
+        }
+        let (mut seized, registers) = halted.map_err(explain)?;
         if let Some(marked) = &self.unmerges {
             let what = u64::from(libc::PR_SET_MEMORY_MERGE.unsigned_abs());
             let end = (libc::SYS_prctl, [what, 0, 0, 0, 0, 0]);

@@ -63,7 +63,8 @@ impl Setup {
         let mut name = NAME.as_bytes().to_vec();
         name.push(0);
         process::write_memory(self.helper.thread(), scratch, &name).map_err(system("writing to the target"))?;
-        let file = self.open(libc::SYS_memfd_create, [scratch.0, bits(libc::MFD_CLOEXEC.cast_signed()), 0, 0, 0, 0])?;
+        let flags = u64::from(libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
+        let file = self.open(libc::SYS_memfd_create, [scratch.0, flags, 0, 0, 0, 0])?;
         let memory = Memory::new(take(file)?).map_err(system("mapping the agent's memory"))?;
 
         let packets = bits(libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC);
@@ -98,11 +99,13 @@ impl Setup {
         let vault = vault.map(|vault| self.receive(socket.as_fd(), vault, theirs, scratch)).transpose()?;
         let kept = vault.map(|_| Kept { socket: ours, memory: file });
 
-        let map = |setup: &mut Self, bytes, protection, offset| {
-            setup.call(libc::SYS_mmap, [0, bytes, bits(protection), bits(libc::MAP_SHARED), bits(file), offset])
+        let behind = scratch.0 + SCRATCH_BYTES;
+        let map = |setup: &mut Self, offset, bytes, protection| {
+            let arguments = [behind + offset, bytes, bits(protection), bits(libc::MAP_SHARED), bits(file), offset];
+            setup.call(libc::SYS_mmap, arguments)
         };
-        let code = Address(map(self, CODE_BYTES, libc::PROT_READ | libc::PROT_EXEC, 0)?);
-        let control = Address(map(self, CONTROL_BYTES, libc::PROT_READ | libc::PROT_WRITE, CODE_BYTES)?);
+        let code = Address(map(self, 0, CODE_BYTES, libc::PROT_READ | libc::PROT_EXEC)?);
+        let control = Address(map(self, CODE_BYTES, CONTROL_BYTES, libc::PROT_READ | libc::PROT_WRITE)?);
         let layout = Layout { staging: self.staging, scratch, control, code };
         for (start, bytes) in pieces(&layout) {
             self.call(libc::SYS_madvise, [start.0, bytes, bits(libc::MADV_DONTFORK), 0, 0, 0])?;
@@ -135,6 +138,7 @@ impl Setup {
             thread,
             known_as,
             socket,
+            orders: theirs,
             memory,
             layout,
             uffd: uffd_number,

@@ -25,14 +25,16 @@ impl Driver {
     pub(super) fn change(&mut self, at: usize, event: Event) {
         let Some(target) = &mut self.targets[at] else { return };
         let id = target.id;
+        target.changes += u64::from(!matches!(event, Event::Remove(_)));
         match event {
             Event::Remove(span) => {
                 target.announced.during_scan(span);
                 if let Some(tape) = &mut self.tape {
                     tape.removed(&self.core, id, span);
                 }
-                let forked = target.forked;
-                if self.core.removed(id, span) || forked {
+                // What has grown in place is registered, and the table does not know it yet.
+                let knows_all = !target.forked && self.core.regions().covers(id, span);
+                if self.core.removed(id, span) || !knows_all {
                     self.announce(id, span);
                 }
             }

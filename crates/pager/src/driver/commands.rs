@@ -79,6 +79,8 @@ pub enum Command {
         wiped: Vec<Span>,
         /// It has what is registered here and, of its parent's mappings, nothing else (`MADV_DONTFORK`).
         has: Vec<Span>,
+        /// In whose mappings that was seen, if in its own.
+        seen: Option<Seen>,
     },
     /// Register these mappings; what was not registered before is reported back. Also the beginning of a scan, which
     /// [`Command::Scanned`] ends.
@@ -184,6 +186,15 @@ pub enum Command {
     End,
 }
 
+/// The mappings of a forked child.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen {
+    /// Its process, or one of its threads.
+    pub thread: i32,
+    /// How often they had changed before; none where they change so often that its parent's are to be asked.
+    pub changes: Option<u64>,
+}
+
 /// How far a release has come.
 pub enum Homeward {
     /// Pages still outside.
@@ -211,8 +222,8 @@ pub enum Report {
         /// What is told of their tree.
         tally: Arc<Tally>,
     },
-    /// A thread of a forked child raised a fault: so this is whose address space it is.
-    Thread(TargetId, i32),
+    /// A thread of a forked child raised a fault: so this is whose address space it is. What it has inherited is to be told.
+    Thread(TargetId, Seen),
     /// The agent of a target is gone: it ended, or called exec.
     AgentGone(TargetId),
     /// The kernel would not do what it was told of merging, and answered this.
@@ -220,6 +231,9 @@ pub enum Report {
     /// Nothing more will be told of this target.
     Buried(TargetId),
 }
+
+/// How often a forked child's own mappings are asked for what it has inherited, if they change all the while.
+const ASKED_MOST: u32 = 100;
 
 /// Pages in a portion: the fault thread takes well below a millisecond for them.
 const PORTION_PAGES: u64 = 4096;
@@ -298,7 +312,7 @@ impl Driver {
                 }
                 self.owes_errands = true;
             }
-            Command::Inherit { target, wiped, has } => self.inherit(target, &wiped, &has),
+            Command::Inherit { target, wiped, has, seen } => self.inherit(target, &wiped, &has, seen),
             Command::Register { target, stretches, reply } => {
                 let _ = reply.send(self.register(target, &stretches));
             }
@@ -328,21 +342,7 @@ impl Driver {
             Command::Answer { reply } => {
                 let _ = reply.send(());
             }
-            Command::Ended { target } => {
-                self.awaits_agent = false;
-                if let Some(access) = &mut self.access {
-                    access.remove(target);
-                }
-                if let Some(tape) = &mut self.tape {
-                    tape.ended(&self.core, target);
-                }
-                self.core.ended(target);
-                self.strike_out(target);
-                let slot = self.targets.get_mut(target.0 as usize).and_then(Option::take);
-                slot.into_iter().flat_map(|target| target.buffers).for_each(|b| self.core.return_buffer(b));
-                self.settle_if_alone();
-                let _ = self.reports.send(Request::Report(Report::Buried(target)));
-            }
+            Command::Ended { target } => self.ended(target),
             Command::Reuse { target } => {
                 // What is read for the old one must not end the record of a capture of the new one. And a trace names targets.
                 self.hands.finish_reading(true, &mut self.core);
@@ -383,11 +383,22 @@ impl Driver {
         self.publish();
     }
 
-    fn inherit(&mut self, id: TargetId, wiped: &[Span], has: &[Span]) {
+    /// What was seen in the child's own mappings is asked again if they have changed since, or change now: one that has moved in the
+    /// kernel and not in the table would be forgotten, and read as zeros.
+    fn inherit(&mut self, id: TargetId, wiped: &[Span], has: &[Span], seen: Option<Seen>) {
         let Some(target) = self.target(id) else { return };
-        if std::mem::replace(&mut target.inherits, true) {
+        if target.inherits {
             return;
         }
+        if let Some(seen) = seen
+            && (seen.changes != Some(target.changes) || target.uffd.is_changing())
+        {
+            target.asked += 1;
+            let changes = (target.asked < ASKED_MOST).then_some(target.changes);
+            let _ = self.reports.send(Request::Report(Report::Thread(id, Seen { changes, ..seen })));
+            return;
+        }
+        target.inherits = true;
         let regions: Vec<Span> = self.core.regions().of(id).map(|region| region.span).collect();
         for region in regions {
             for gap in region.without(has.iter().copied()) {
@@ -395,7 +406,9 @@ impl Driver {
             }
         }
         for &span in wiped {
-            self.core.removed(id, span);
+            if self.core.removed(id, span) {
+                self.announce(id, span);
+            }
         }
     }
 }

@@ -75,7 +75,8 @@ impl Driver {
             return;
         }
         if !self.targets.iter().flatten().any(Target::may_capture) {
-            if !self.targets.iter().flatten().any(|target| target.agent.is_some()) {
+            // Of what is on its way out nothing will ever be captured.
+            if !self.targets.iter().flatten().any(Target::takes_orders) {
                 self.empty_buffers();
             }
             return;
@@ -94,7 +95,7 @@ impl Driver {
         let may = |id: TargetId| targets[id.0 as usize].as_ref().is_some_and(Target::may_capture);
         let whose = self.core.next_capture(most, may, &mut self.access, &mut runs);
         let Some(at) = whose.map(|id| id.0 as usize).filter(|&at| self.targets[at].is_some()) else {
-            let unswept = |it: &Target| it.agent.is_some() && !it.leaving && !it.may_capture();
+            let unswept = |it: &Target| it.takes_orders() && !it.may_capture();
             if self.targets.iter().flatten().any(unswept) {
                 (0..WRITES_PER_TURN).take_while(|_| self.write_one(true)).count();
                 self.awaits_agent = self.targets.iter().flatten().any(|target| target.flight != Flight::Idle);
@@ -181,34 +182,40 @@ impl Driver {
     /// merged; false when there is nothing of that kind.
     fn unshare(&mut self) -> bool {
         let parents: Vec<TargetId> = self.targets.iter().flatten().filter_map(|target| target.parent).collect();
-        for target in self.targets.iter_mut().flatten() {
-            if !target.may_capture() || target.shared_runs.is_empty() || parents.contains(&target.id) {
-                continue;
-            }
+        for at in 0..self.targets.len() {
+            let ready = |it: &&mut Target| it.may_capture() && !it.shared_runs.is_empty() && !parents.contains(&it.id);
+            let Some(target) = self.targets[at].as_mut().filter(ready) else { continue };
             // Not what has left meanwhile: it would come home.
             let runs = self.core.capturable_again(target.id, &target.shared_runs);
             target.shared_runs.clear();
-            if !runs.is_empty() && target.unshare(runs) {
-                let at = target.id.0 as usize;
-                self.errand_begins(at);
+            if runs.is_empty() {
+                continue;
+            }
+            self.errand_begins(at);
+            if self.targets[at].as_mut().is_some_and(|target| target.unshare(runs)) {
                 return true;
             }
         }
         false
     }
 
-    /// The agent of this target was sent on an errand, or is about to be.
+    /// The agent of this target is about to be sent on an errand.
     pub(super) fn errand_begins(&mut self, at: usize) {
         self.place_agent(at);
+        if let Some(target) = &mut self.targets[at] {
+            target.ordered_ns = now_ns();
+            if let Some(estate) = &self.hands.estate {
+                estate.set_ordered(target.id, true);
+            }
+        }
         self.shared.errands_begun.fetch_add(1, Relaxed);
     }
 
     pub(super) fn drop_staged(&mut self) {
         for at in 0..self.targets.len() {
-            let ready = |target: &&mut Target| target.staged && target.may_capture();
-            if let Some(target) = self.targets[at].as_mut().filter(ready) {
-                target.drop_staged();
+            if self.targets[at].as_ref().is_some_and(|target| target.staged && target.may_capture()) {
                 self.errand_begins(at);
+                self.targets[at].as_mut().map(Target::drop_staged);
             }
         }
     }

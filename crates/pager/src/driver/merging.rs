@@ -51,13 +51,19 @@ impl Driver {
             let Some(target) = &mut self.targets[at] else { continue };
             match target.owes() {
                 None => {}
-                Some(_) if target.flight != Flight::Idle => self.owes_errands = true,
+                Some(_) if target.flight != Flight::Idle || target.deaf => self.owes_errands = true,
                 Some(Errand::End) if target.merging == Merging::Its => self.note_merging(at, Merging::Untold),
                 Some(errand) => {
-                    target.tell_of_merging(errand);
-                    self.errand_begins(at);
+                    self.tell_of_merging(at, errand);
                 }
             }
+        }
+    }
+
+    fn tell_of_merging(&mut self, at: usize, errand: Errand) {
+        self.errand_begins(at);
+        if let Some(target) = &mut self.targets[at] {
+            target.tell_of_merging(errand);
         }
     }
 
@@ -80,11 +86,8 @@ impl Driver {
             // Written down before it begins: whoever takes over must know that it is to end.
             Errand::Ask => {
                 self.note_merging(at, Merging::Ours);
-                if answer == 0
-                    && let Some(target) = &mut self.targets[at]
-                {
-                    target.tell_of_merging(Errand::Begin);
-                    self.errand_begins(at);
+                if answer == 0 {
+                    self.tell_of_merging(at, Errand::Begin);
                 }
             }
             Errand::Begin => {

@@ -5,7 +5,7 @@ use spillway_core::pager::{Outcome, Plan, Served, Stop};
 use spillway_store::Urgency;
 
 use super::eviction::OVERDRAFT_PAGES;
-use super::{Driver, Report};
+use super::{Driver, Report, Seen};
 use crate::sys::clock::now_ns;
 use crate::tally::Tally;
 use crate::target::Waiting;
@@ -17,7 +17,9 @@ impl Driver {
         if target.pid == 0 {
             // Reported once; the scanner answers by equipping the target or not.
             target.pid = -1;
-            let _ = self.reports.send(Request::Report(Report::Thread(target.id, thread)));
+            let _ = self
+                .reports
+                .send(Request::Report(Report::Thread(target.id, Seen { thread, changes: Some(target.changes) })));
         }
         let slept = std::mem::take(&mut self.slept);
         if target.pid > 0 && thread != 0 && self.placement.note(target.pid, thread, slept, &self.shared) {

@@ -99,6 +99,7 @@ impl Driver {
             untidy: false,
             yields: Yield::default(),
             retried: Vec::with_capacity(WAITING_ROOM),
+            graves: Vec::new(),
             awaits_agent: false,
             awaits_store: false,
             succeeds: false,

@@ -86,6 +86,9 @@ impl Driver {
         let target = Target::new(id, found.pid, uffd, Some(agent), tally);
         let merging = self.merging_again(&found, &target.tally);
         let flight = if at_work { Flight::Other } else { Flight::Idle };
+        if let Some(estate) = &self.hands.estate {
+            estate.set_ordered(id, at_work);
+        }
         self.add(Target { doubtful: true, forked: true, staged: true, merging, flight, ..target });
         self.collect_again(&found);
         let pending: Vec<Span> =

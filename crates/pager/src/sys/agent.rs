@@ -16,6 +16,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{Ordering, fence};
 
+use rustix::fs::{SealFlags, fcntl_add_seals, fcntl_get_seals};
 use spillway_core::{Address, PAGE_BYTES_U64, Span};
 
 use super::uffd::{IOC_MOVE, IOC_REGISTER, IOC_UNREGISTER, MOVE_ALLOW_SRC_HOLES};
@@ -30,6 +31,9 @@ pub const CODE_BYTES: u64 = PAGE_BYTES_U64;
 pub const CONTROL_BYTES: u64 = 7 * PAGE_BYTES_U64;
 /// Bytes of the memory file: code first, then control.
 pub const FILE_BYTES: u64 = CODE_BYTES + CONTROL_BYTES;
+
+/// Nobody changes its length.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 const CALLS: usize = BATCH_PAGES + 8;
 
@@ -157,13 +161,15 @@ pub struct Memory {
 unsafe impl Send for Memory {}
 
 impl Memory {
-    /// Sizes the file behind `fd`, maps it, and writes the agent's code into it.
+    /// Sizes the file behind `fd` for good (`MFD_ALLOW_SEALING`): where it ended, reading from it would end us. Maps it, and writes the
+    /// agent's code into it.
     ///
     /// # Errors
     /// When memory or descriptors run out.
     pub fn new(fd: OwnedFd) -> io::Result<Self> {
         let file = File::from(fd);
         file.set_len(FILE_BYTES)?;
+        fcntl_add_seals(&file, SEALS)?;
         let memory = Self::map(file)?;
         let code = code();
         assert!(code.len() as u64 <= CODE_BYTES, "the agent's code fits its page");
@@ -178,7 +184,7 @@ impl Memory {
     /// As [`Memory::new`], and when this is no such file.
     pub fn again(fd: OwnedFd) -> io::Result<Self> {
         let file = File::from(fd);
-        if file.metadata()?.len() != FILE_BYTES {
+        if file.metadata()?.len() != FILE_BYTES || !fcntl_get_seals(&file)?.contains(SEALS) {
             return Err(io::ErrorKind::InvalidData.into());
         }
         Self::map(file)

@@ -23,8 +23,13 @@ pub fn kernel_release() -> String {
 
 /// Whether our effective user is root.
 pub fn is_root() -> bool {
+    effective_user() == 0
+}
+
+/// Our effective user.
+pub fn effective_user() -> u32 {
     // SAFETY: no arguments.
-    unsafe { libc::geteuid() == 0 }
+    unsafe { libc::geteuid() }
 }
 
 /// Whether the kernel merges pages of processes that ask for it.

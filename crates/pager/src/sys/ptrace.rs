@@ -12,6 +12,7 @@ use spillway_core::Address;
 
 use super::clock::now_ns;
 use super::fd::checked;
+use super::sched::nap;
 use crate::procfs;
 
 /// `PTRACE_O_TRACECLONE`: threads it creates are seized too, before their first instruction. Only while it stands still and runs
@@ -171,7 +172,7 @@ impl Seized {
                     if naps.is_multiple_of(NAPS_PER_LOOK) && self.is_dead() {
                         return Err(CallError::Ended);
                     }
-                    std::thread::sleep(if naps < NAPS_MAX { NAP } else { LONG_NAP });
+                    nap(if naps < NAPS_MAX { NAP } else { LONG_NAP });
                 }
                 -1 => return Err(io::Error::last_os_error().into()),
                 _ if libc::WIFSTOPPED(status) => {
@@ -343,7 +344,7 @@ impl Drop for Seized {
             if now_ns() >= deadline_ns {
                 return LEFT.with_borrow_mut(|left| left.push(self.thread));
             }
-            std::thread::sleep(Duration::from_micros(20));
+            nap(Duration::from_micros(20));
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use super::fd::checked;
 
@@ -88,18 +89,10 @@ pub struct Hurried {
 }
 
 impl Hurried {
-    /// Hurries `thread`; none without `CAP_SYS_NICE`, or where it is a real-time thread already.
+    /// Hurries `thread` (0: the calling one); none without `CAP_SYS_NICE`, or where it is a real-time thread already.
+    ///
+    /// All have the same rank, so that none takes the CPU of one that waits for it: who waits does so in [`nap`]s.
     pub fn new(thread: i32) -> Option<Self> {
-        Self::at(thread, 2)
-    }
-
-    /// Hurries the calling thread, which hurries others and waits for them: behind those. A real-time thread that naps for a moment may
-    /// never leave its CPU, as its nap is over before it sleeps, and one of its own rank waits until it does.
-    pub fn behind_others() -> Option<Self> {
-        Self::at(0, 1)
-    }
-
-    fn at(thread: i32, priority: i32) -> Option<Self> {
         let mut before = Attributes::default();
         let bytes = size_of::<Attributes>();
         // SAFETY: the structure is writable for the size given.
@@ -109,7 +102,7 @@ impl Hurried {
         if !ordinary.contains(&before.policy) {
             return None;
         }
-        let parameter = libc::sched_param { sched_priority: priority };
+        let parameter = libc::sched_param { sched_priority: 1 };
         // Not those that it creates meanwhile: nobody would give them back what they should have.
         let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
         // SAFETY: `parameter` outlives the call.
@@ -123,6 +116,13 @@ impl Drop for Hurried {
         // SAFETY: the structure is what the kernel gave; a thread that has ended needs nothing back.
         unsafe { libc::syscall(libc::SYS_sched_setattr, self.thread, &raw const self.before, 0) };
     }
+}
+
+/// Sleeps for a moment, and lets those run first that are hurried as the caller is: a nap may be over before the thread sleeps, so that
+/// it would never leave its CPU.
+pub fn nap(duration: Duration) {
+    std::thread::yield_now();
+    std::thread::sleep(duration);
 }
 
 /// Sets the niceness of the calling thread.
@@ -233,13 +233,13 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::mpsc::channel;
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     use super::*;
 
-    /// Where both had the same rank, two adoptions on two CPUs kept both programs from running for most of a second.
+    /// Without that, two adoptions on two CPUs kept both programs from running for most of a second.
     #[test]
-    fn who_hurries_another_and_waits_awake_leaves_its_cpu_to_that_one() {
+    fn who_hurries_another_and_naps_leaves_its_cpu_to_that_one() {
         // SAFETY: no pointers.
         let cpu = Cpus::one(usize::try_from(unsafe { libc::sched_getcpu() }).expect("a CPU"));
         let ran = Arc::new(AtomicBool::new(false));
@@ -255,13 +255,14 @@ mod tests {
             }
         });
         let waits = std::thread::spawn(move || {
-            let hurried = Hurried::new(told.recv().expect("it is told"));
+            let other = told.recv().expect("it is told");
             cpu.confine(0).expect("a CPU that is allowed");
-            let ourselves = hurried.as_ref().and_then(|_| Hurried::behind_others());
+            let ourselves = Hurried::new(0);
+            let _hurried = Hurried::new(other);
             let until = Instant::now() + Duration::from_millis(300);
             goes.send(()).expect("it waits");
             while ourselves.is_some() && !ran.load(Ordering::Acquire) && Instant::now() < until {
-                std::hint::spin_loop();
+                nap(Duration::ZERO);
             }
             ourselves.is_some().then(|| ran.load(Ordering::Acquire))
         });

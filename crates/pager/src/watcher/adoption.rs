@@ -85,6 +85,7 @@ impl Watcher {
                     self.read_mappings(pid);
                 }
                 Err(Error::Ended(_) | Error::NoSuchProcess(_)) => self.forget(pid),
+                Err(_) if !procfs::is_alive(procfs::stat(pid)) => self.forget(pid),
                 Err(error) => {
                     self.processes.entry(pid).and_modify(|process| process.refused = true);
                     if let Ok(mut refused) = self.shared.refused.lock() {
@@ -110,15 +111,14 @@ impl Watcher {
         let none_left = |error| Error::System { what: "keeping descriptors for one more process", error };
         spare_descriptors(self.bell.as_fd()).map_err(none_left)?;
         let kill = self.on_pager_death == OnPagerDeath::KillTarget;
-        // A forked child that has raised no fault yet: as long as its one thread is stopped, nobody can change its mappings.
         let memory = self.processes.get(&pid).and_then(|process| process.handed.clone());
         let mut told = Ok(());
         let inheritance = || {
             if let Some(at) = forked.filter(|_| memory.is_none()) {
-                told = self.tell_inheritance(self.orphans[at].target, Some(pid));
+                told = self.tell_inheritance_of(&self.orphans[at], pid);
             }
         };
-        let vault = self.vault.as_ref().map(Vault::file);
+        let vault = self.vault.as_ref().map(Vault::name_only);
         let given = match (forked.map(|at| &self.orphans[at].uffd), &memory) {
             (None, _) => Given::Nothing,
             (Some(uffd), None) => Given::Forked(uffd),

@@ -8,6 +8,7 @@ use std::time::Instant;
 use spillway_core::{TargetId, TreeId};
 
 use super::{Departure, Watcher};
+use crate::adopt::Agent;
 use crate::driver::{Command, Homeward};
 use crate::error::Error;
 use crate::procfs;
@@ -19,6 +20,8 @@ pub(super) struct Leaving {
     tree: TreeId,
     answer: Receiver<Homeward>,
     reply: Sender<Departure>,
+    /// All is home, and these are still to leave.
+    agents: Vec<Agent>,
 }
 
 impl Watcher {
@@ -69,7 +72,7 @@ impl Watcher {
         self.tell_inheritances();
         self.trees.change(tree, |tree| tree.leaving = true);
         self.send(Command::Depart { tree, reply: homeward });
-        self.leaving.push(Leaving { tree, answer, reply });
+        self.leaving.push(Leaving { tree, answer, reply, agents: Vec::new() });
     }
 
     pub(super) fn is_leaving(&self, tree: TreeId) -> bool {
@@ -83,17 +86,22 @@ impl Watcher {
         }
         // Targets fork while their pages come home, and a child's pages come only once it is known what it inherits.
         self.tell_inheritances();
-        for leaving in std::mem::take(&mut self.leaving) {
+        for mut leaving in std::mem::take(&mut self.leaving) {
             let result = loop {
+                if !leaving.agents.is_empty() {
+                    let result = self.take_out(&mut leaving.agents);
+                    break leaving.agents.is_empty().then_some(result);
+                }
                 match leaving.answer.try_recv() {
                     Ok(Homeward::Left(pages)) => {
                         let _ = leaving.reply.send(Departure::Left(pages));
                     }
                     Ok(Homeward::NoRoom(pages)) => break Some(Err(Error::NoRoomAtHome { pages })),
-                    Ok(Homeward::Done(agents)) => {
-                        let result = self.take_out(agents);
+                    Ok(Homeward::Done(mut agents)) => {
+                        let result = self.take_out(&mut agents);
                         self.uproot(leaving.tree);
-                        break Some(result);
+                        leaving.agents = agents;
+                        break leaving.agents.is_empty().then_some(result);
                     }
                     Err(TryRecvError::Empty) => break None,
                     Err(TryRecvError::Disconnected) => break Some(Ok(())),

@@ -10,9 +10,10 @@ use spillway_core::{Address, PAGE_BYTES_U64, Span, TargetId};
 
 use super::Watcher;
 use super::mappings::Whose;
-use crate::driver::Command;
+use crate::driver::{Command, Seen};
 use crate::error::Error;
 use crate::procfs::{self, Size};
+use crate::sys::clock::ticks_since_boot;
 use crate::sys::process::share_memory;
 use crate::sys::uffd::Uffd;
 use crate::tally::Tally;
@@ -22,6 +23,8 @@ use crate::tally::Tally;
 const KEEP_AFTER: Duration = Duration::from_millis(10);
 /// And when one that would not stop is tried again.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);
+/// A child that has become known started no earlier than so long before, in clock ticks.
+const BORN_WITHIN_TICKS: u64 = 100;
 /// Measuring private memory may take this share of the time: one part in fifty.
 const PRIVATE_SHARE: u32 = 50;
 /// And comes no sooner than this.
@@ -30,32 +33,46 @@ const PRIVATE_SOONEST: Duration = Duration::from_millis(20);
 /// A forked child's address space whose process is not known yet.
 pub(super) struct Orphan {
     pub(super) target: TargetId,
-    parent: TargetId,
+    /// Whose child it is, as long as that is there: its number is given to others afterwards.
+    parent: Option<TargetId>,
     pub(super) uffd: Uffd,
     pub(super) pid: Option<i32>,
     since: Instant,
+    /// When it became known, in clock ticks since boot.
+    known_ticks: u64,
     refused: bool,
     /// What is told of its tree.
     pub(super) tally: Arc<Tally>,
     /// Processes that turned out not to be it.
     strangers: Vec<i32>,
-    /// A thread of it that faulted, for as long as it could not be found out what it has inherited: until then it waits.
-    untold: Option<i32>,
+    /// How often its mappings had changed when that was last told.
+    changes: u64,
 }
 
 impl Orphan {
     pub(super) fn new(target: TargetId, parent: TargetId, uffd: Uffd, pid: Option<i32>, tally: Arc<Tally>) -> Self {
         Self {
             target,
-            parent,
+            parent: Some(parent),
             uffd,
             pid,
             since: Instant::now(),
+            known_ticks: ticks_since_boot(),
             refused: false,
             tally,
             strangers: Vec::new(),
-            untold: None,
+            changes: 0,
         }
+    }
+
+    /// This target is buried.
+    pub(super) fn forget_parent(&mut self, buried: TargetId) {
+        self.parent = self.parent.filter(|parent| *parent != buried);
+    }
+
+    /// Whether a process that started at this time may be it, as far as that says.
+    fn was_born(&self, started_ticks: u64) -> bool {
+        (self.known_ticks.saturating_sub(BORN_WITHIN_TICKS)..=self.known_ticks).contains(&started_ticks)
     }
 
     /// It would not stop now.
@@ -65,15 +82,18 @@ impl Orphan {
 }
 
 impl Watcher {
-    /// A thread of a forked child has faulted for the first time.
-    pub(super) fn hear_of_child(&mut self, target: TargetId, thread: i32) {
-        let asked = procfs::process_of(thread).and_then(|pid| match pid {
+    /// A thread of a forked child has faulted for the first time, or its mappings changed while they were read.
+    pub(super) fn hear_of_child(&mut self, target: TargetId, seen: Seen) {
+        let asked = procfs::process_of(seen.thread).and_then(|pid| match pid {
             Some(pid) => Ok(self.may_be(target, pid)?.then_some(pid)),
             None => Ok(None),
         });
-        let told = asked.and_then(|pid| self.tell_inheritance(target, pid).map(|()| pid));
+        let told = asked.and_then(|pid| self.tell_inheritance(target, pid, seen.changes).map(|()| pid));
+        if told.is_err() {
+            self.untold.push((target, seen));
+        }
         let Some(orphan) = self.orphans.iter_mut().find(|orphan| orphan.target == target) else { return };
-        orphan.untold = told.is_err().then_some(thread);
+        orphan.changes = seen.changes.unwrap_or(orphan.changes);
         if let Ok(Some(pid)) = told {
             orphan.pid = Some(pid);
         }
@@ -85,19 +105,26 @@ impl Watcher {
     /// # Errors
     /// When we could not ask.
     fn may_be(&self, target: TargetId, pid: i32) -> io::Result<bool> {
-        let Some(orphan) = self.orphans.iter().find(|orphan| orphan.target == target) else { return Ok(false) };
+        let Some(orphan) = self.orphans.iter().find(|orphan| orphan.target == target) else {
+            // It has an agent by now.
+            return Ok(self.process_of(target) == Some(pid));
+        };
         let another = self.processes.get(&pid).is_some_and(|process| process.target.is_some())
             || self.orphans.iter().any(|other| other.target != target && other.pid == Some(pid));
-        match self.process_of(orphan.parent) {
-            _ if orphan.pid == Some(pid) => Ok(true),
-            _ if another => Ok(false),
-            None => Ok(true),
-            Some(parent) => match procfs::stat(pid) {
-                Err(error) if procfs::is_for_want_of(&error) => Err(error),
-                // Of one that has ended just now it is nobody's child any more, or another's.
-                stat => Ok(stat.is_ok_and(|stat| stat.parent == parent) || !procfs::is_alive(procfs::stat(parent))),
-            },
+        if orphan.pid == Some(pid) {
+            return Ok(true);
         }
+        if another {
+            return Ok(false);
+        }
+        let stat = match procfs::stat(pid) {
+            Err(error) if procfs::is_for_want_of(&error) => return Err(error),
+            stat => stat,
+        };
+        let parent = orphan.parent.and_then(|parent| self.process_of(parent));
+        // Of one that has ended just now it is nobody's child any more, or another's.
+        let living = parent.filter(|&parent| procfs::is_alive(procfs::stat(parent)));
+        Ok(stat.is_ok_and(|stat| living.map_or_else(|| orphan.was_born(stat.started), |parent| stat.parent == parent)))
     }
 
     pub(super) fn process_of(&self, target: TargetId) -> Option<i32> {
@@ -106,38 +133,44 @@ impl Watcher {
 
     /// Tries again what could not be told.
     pub(super) fn hear_of_the_untold(&mut self) {
-        let untold: Vec<(TargetId, i32)> =
-            self.orphans.iter().filter_map(|orphan| Some((orphan.target, orphan.untold?))).collect();
-        untold.into_iter().for_each(|(target, thread)| self.hear_of_child(target, thread));
+        std::mem::take(&mut self.untold).into_iter().for_each(|(target, seen)| self.hear_of_child(target, seen));
     }
 
     /// Finds out what a forked child has of its parent's memory, from the child's own mappings: they are as they were at
-    /// the fork, and only the child itself can change them, which has stopped, or waits in its first fault. No event tells of
-    /// MADV_DONTFORK and MADV_WIPEONFORK.
+    /// the fork, but for `changes` that were heard of, if no more come meanwhile. No event tells of MADV_DONTFORK and
+    /// MADV_WIPEONFORK.
     ///
     /// # Errors
     /// When we could not ask: nothing is told then. That it had inherited nothing would give it zeros for all it has.
-    pub(super) fn tell_inheritance(&self, target: TargetId, pid: Option<i32>) -> io::Result<()> {
-        let of = |flag| pid.map_or(Ok(Vec::new()), |pid| procfs::mappings_with_flag(pid, &[flag]));
+    fn tell_inheritance(&self, target: TargetId, pid: Option<i32>, changes: Option<u64>) -> io::Result<()> {
+        // Without a process: thread ids of another pid namespace mean nothing here. The parent's mappings must do.
+        let Some(pid) = pid.filter(|_| changes.is_some()) else { return self.tell_inheritance_from_parent(target) };
+        let of = |flag| procfs::mappings_with_flag(pid, &[flag]);
         let has = of("um")?;
         if has.is_empty() {
-            // Not the child: thread ids of another pid namespace mean nothing here. The parent's mappings must do.
             return self.tell_inheritance_from_parent(target);
         }
         let spans = |marked: Vec<(Span, String)>| marked.into_iter().map(|(span, _)| span).collect();
-        self.send(Command::Inherit { target, wiped: spans(of("wf")?), has: spans(has) });
+        let seen = Some(Seen { thread: pid, changes });
+        self.send(Command::Inherit { target, wiped: spans(of("wf")?), has: spans(has), seen });
         Ok(())
+    }
+
+    /// Tells it of one that is about to get an agent, and may have raised no fault yet.
+    pub(super) fn tell_inheritance_of(&self, orphan: &Orphan, pid: i32) -> io::Result<()> {
+        self.tell_inheritance(orphan.target, Some(pid), Some(orphan.changes))
     }
 
     /// The same from the parent's mappings, which may have changed since the fork: what is not there any more was there then, and
     /// of a parent that has ended nothing is known. So the child has all but what is marked not to be inherited.
     fn tell_inheritance_from_parent(&self, target: TargetId) -> io::Result<()> {
-        let parent = self.orphans.iter().find(|orphan| orphan.target == target).map(|orphan| orphan.parent);
+        let parent = self.orphans.iter().find(|orphan| orphan.target == target).and_then(|orphan| orphan.parent);
         let flags = |pid| procfs::mappings_with_flag(pid, &["dc", "wf"]);
         let marked = parent.and_then(|parent| self.process_of(parent)).map_or(Ok(Vec::new()), flags)?;
         let with = |flag| marked.iter().filter(move |(_, carried)| carried == flag).map(|(span, _)| *span);
         let everything = Span { start: Address(0), end: Address(!(PAGE_BYTES_U64 - 1)) };
-        self.send(Command::Inherit { target, wiped: with("wf").collect(), has: everything.without(with("dc")) });
+        let (wiped, has) = (with("wf").collect(), everything.without(with("dc")));
+        self.send(Command::Inherit { target, wiped, has, seen: None });
         Ok(())
     }
 
@@ -152,7 +185,7 @@ impl Watcher {
             if self.orphans[at].pid.is_some() {
                 continue;
             }
-            let parent = self.process_of(self.orphans[at].parent);
+            let parent = self.orphans[at].parent.and_then(|parent| self.process_of(parent));
             let rivals = self.orphans.iter().filter(|o| o.pid.is_none()).count();
             let Some(parent) = parent.filter(|_| rivals == 1) else { continue };
             let has_agent = |pid: &i32| self.processes.get(pid).is_some_and(|process| process.target.is_some());

@@ -80,7 +80,7 @@ impl Watcher {
         portions(there).into_iter().for_each(|spans| self.send(Command::Found { target, spans }));
         self.send(Command::Scanned { target });
         let has = regions.iter().map(|region| region.span).collect();
-        self.send(Command::Inherit { target, wiped: Vec::new(), has });
+        self.send(Command::Inherit { target, wiped: Vec::new(), has, seen: None });
         Ok(target)
     }
 

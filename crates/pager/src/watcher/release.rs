@@ -38,8 +38,12 @@ impl Watcher {
                     let _ = reply.send(Departure::Done(Err(Error::NoRoomAtHome { pages })));
                     return;
                 }
-                Homeward::Done(agents) => {
-                    let result = self.take_out(agents);
+                Homeward::Done(mut agents) => {
+                    let mut result = self.take_out(&mut agents);
+                    while !agents.is_empty() {
+                        std::thread::sleep(LOOK_LATEST);
+                        result = result.and(self.take_out(&mut agents));
+                    }
                     self.ended = true;
                     self.processes.clear();
                     self.orphans.clear();
@@ -58,17 +62,25 @@ impl Watcher {
         theirs.try_for_each(|(&pid, process)| adopt::untraced(pid, process.agent))
     }
 
-    /// Has all these agents leave, each of them whatever happens to another.
+    /// Has all these agents leave, each of them whatever happens to another. Those stay in the list that a debugger has come to
+    /// have: it is waited for, as without us they would end their processes, or be left for good.
     ///
     /// # Errors
     /// The first that is not the end of the process.
-    pub(super) fn take_out(&mut self, agents: Vec<Agent>) -> Result<(), Error> {
-        let leave = |mut agent: Agent| {
-            agent.seized = self.processes.get_mut(&agent.pid).and_then(|process| process.seized.take());
-            agent.leave()
-        };
-        let left: Vec<_> = agents.into_iter().map(leave).collect();
-        left.into_iter().filter(|left| !matches!(left, Err(Error::Ended(_)))).collect()
+    pub(super) fn take_out(&mut self, agents: &mut Vec<Agent>) -> Result<(), Error> {
+        let mut result = Ok(());
+        agents.retain_mut(|agent| {
+            if let Some(process) = self.processes.get_mut(&agent.pid) {
+                agent.seized = process.seized.take();
+            }
+            let left = agent.leave();
+            let stays = matches!(left, Err(Error::Traced { .. }));
+            if result.is_ok() && !stays && !matches!(left, Err(Error::Ended(_))) {
+                result = left;
+            }
+            stays
+        });
+        result
     }
 
     /// Targets fork and end while their pages come home, and a child's pages come only once it is known what it inherits.

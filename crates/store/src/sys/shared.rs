@@ -1,19 +1,25 @@
 //! A memory file, mapped for as long as this process lives.
 //!
+//! It is its maker's alone, and its length is for ever: who reaches beyond the end of a file that is mapped is ended by the kernel.
 //! The mapping is never taken back, so what is handed out of it is good for ever. Words are atomics: whoever else has the
 //! file may write them at any time. Bytes are handed out to one owner at a time ([`Area::bytes`]).
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::AtomicU64;
 
 use memmap2::{MmapOptions, MmapRaw};
-use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, fallocate, memfd_create};
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, fallocate, fchmod, fcntl_add_seals, fcntl_get_seals,
+    memfd_create,
+};
 
 /// See the module's documentation.
 pub(crate) struct Shared {
     file: File,
+    name_only: OwnedFd,
     start: *mut u8,
     bytes: usize,
 }
@@ -26,14 +32,22 @@ unsafe impl Sync for Shared {}
 impl Shared {
     /// A new file of zeros, which takes memory only where it is written to.
     pub(crate) fn create(name: &str, bytes: usize) -> io::Result<Self> {
-        let file = File::from(memfd_create(name, MemfdFlags::CLOEXEC)?);
+        let file = File::from(memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
         file.set_len(bytes as u64)?;
+        fchmod(&file, Mode::RUSR | Mode::WUSR)?;
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Self::map(file, bytes)
     }
 
-    /// A file that someone else has made. Whoever has it may make it shorter: reaching beyond its end then ends this process.
-    pub(crate) fn open(fd: OwnedFd) -> io::Result<Self> {
-        let file = File::from(fd);
+    /// A file that another process has made and given a name to ([`Shared::name_only`]).
+    ///
+    /// # Errors
+    /// EACCES if it is another user's, EINVAL if it is no memory file, `InvalidData` if its length may still change.
+    pub(crate) fn open(fd: &OwnedFd) -> io::Result<Self> {
+        let file = File::from(opened(fd, OFlags::RDWR)?);
+        if !fcntl_get_seals(&file)?.contains(SealFlags::SHRINK) {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
         let bytes = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
         Self::map(file, bytes)
     }
@@ -42,7 +56,8 @@ impl Shared {
         let map: MmapRaw = MmapOptions::new().len(bytes).map_raw(&file)?;
         let start = map.as_mut_ptr();
         std::mem::forget(map);
-        Ok(Self { file, start, bytes })
+        let name_only = opened(&file, OFlags::PATH)?;
+        Ok(Self { file, name_only, start, bytes })
     }
 
     /// Bytes of it.
@@ -50,15 +65,19 @@ impl Shared {
         self.bytes
     }
 
-    /// The file.
-    pub(crate) fn file(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+    /// What keeps the file alive, and by which its owner can open it: nothing can be read or written through it (`O_PATH`).
+    pub(crate) fn name_only(&self) -> BorrowedFd<'_> {
+        self.name_only.as_fd()
     }
 
-    /// Another open file of it: locks belong to one such, and the descriptors that others have are all of the first.
+    /// The user who made it.
+    pub(crate) fn owner(&self) -> io::Result<u32> {
+        Ok(self.file.metadata()?.uid())
+    }
+
+    /// Another open file of it: locks belong to one such.
     pub(crate) fn opened_anew(&self) -> io::Result<OwnedFd> {
-        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-        Ok(rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
+        opened(&self.file, OFlags::RDWR)
     }
 
     /// Words of it.
@@ -85,6 +104,10 @@ impl Shared {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         fallocate(&self.file, flags, at as u64, len as u64).map_err(Into::into)
     }
+}
+
+fn opened(file: &impl AsRawFd, how: OFlags) -> io::Result<OwnedFd> {
+    Ok(rustix::fs::open(format!("/proc/self/fd/{}", file.as_raw_fd()), how | OFlags::CLOEXEC, Mode::empty())?)
 }
 
 /// A part of such a file, which has one owner.

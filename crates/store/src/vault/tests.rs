@@ -1,3 +1,9 @@
+use std::fs::File;
+use std::io::ErrorKind;
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+
 use super::*;
 use crate::local::{Config, Local};
 use crate::{Got, Handle, Inheritance, Put, Store, Urgency};
@@ -20,7 +26,7 @@ fn stored(put: Put) -> Handle {
 
 /// As another process would find it.
 fn again(vault: &Vault) -> Vault {
-    Vault::open(vault.file().try_clone_to_owned().unwrap()).unwrap()
+    Vault::open(&vault.name_only().try_clone_to_owned().unwrap()).unwrap()
 }
 
 fn read(pool: &mut Local, handle: Handle) -> Option<Page> {
@@ -122,17 +128,44 @@ fn a_slot_that_is_half_vacated_takes_nobodys_place() {
 #[test]
 fn a_file_that_is_not_ours_is_refused() {
     let vault = Vault::create_for(8).unwrap();
-    let open = || Vault::open(vault.file().try_clone_to_owned().unwrap()).err();
+    let open = || Vault::open(&vault.name_only().try_clone_to_owned().unwrap()).err();
     assert!(open().is_none());
     let head = vault.0.shared.words(0, 3);
     head[2].store(9, Relaxed);
     assert!(matches!(open(), Some(Foreign::Unknown)));
-    head[1].store(2, Relaxed);
-    assert!(matches!(open(), Some(Foreign::Version(2))));
+    head[1].store(VERSION + 1, Relaxed);
+    assert!(matches!(open(), Some(Foreign::Version(version)) if version == VERSION + 1));
     head[0].store(0, Relaxed);
     assert!(matches!(open(), Some(Foreign::Unknown)));
     let short = Shared::create("short", 4096).unwrap();
-    assert!(matches!(Vault::open(short.file().try_clone_to_owned().unwrap()), Err(Foreign::Unknown)));
+    assert!(matches!(Vault::open(&short.name_only().try_clone_to_owned().unwrap()), Err(Foreign::Unknown)));
+}
+
+#[test]
+fn what_agents_keep_gives_nothing_away() {
+    let vault = Vault::create_for(8).unwrap();
+    let name = File::from(vault.name_only().try_clone_to_owned().unwrap());
+    assert_eq!(name.metadata().unwrap().mode() & 0o777, 0o600);
+    assert!(name.read_at(&mut [0], 0).is_err() && name.write_at(&[0], 0).is_err() && name.set_len(0).is_err());
+}
+
+#[test]
+fn nobody_cuts_the_file_short() {
+    let vault = Vault::create_for(8).unwrap();
+    let file = File::from(vault.0.shared.opened_anew().unwrap());
+    for bytes in [0, file.metadata().unwrap().len() + 4096] {
+        assert_eq!(file.set_len(bytes).unwrap_err().kind(), ErrorKind::PermissionDenied, "{bytes}");
+    }
+    // One that could be is none of ours, whatever is in it.
+    let another = File::from(memfd_create(NAME, MemfdFlags::ALLOW_SEALING).unwrap());
+    another.set_len(file.metadata().unwrap().len()).unwrap();
+    let mut head = [0; 24];
+    file.read_exact_at(&mut head, 0).unwrap();
+    another.write_all_at(&head, 0).unwrap();
+    let another = OwnedFd::from(another);
+    assert!(matches!(Vault::open(&another), Err(Foreign::Unknown)));
+    fcntl_add_seals(&another, SealFlags::SHRINK).unwrap();
+    assert!(Vault::open(&another).is_ok());
 }
 
 #[test]
