@@ -210,6 +210,13 @@ class Running:
 
         return eventually(target, "the program to start", 10)
 
+    def line(self):
+        """The next line of standard output, whose end it waits for. What follows is left for `finish`, which a buffer would keep it from."""
+        stream, text = self.process.stdout, bytearray()
+        while not text.endswith(b"\n") and (byte := os.read(stream.fileno(), 1)):
+            text += byte
+        return text.decode(stream.encoding, stream.errors)
+
     def finish(self, stdin=None, timeout=80):
         """Feeds the rest of standard input, waits for the end, and tells how it went."""
         try:

@@ -63,18 +63,24 @@ def test_cpython(native, spillway):
     compare_with_native(native, spillway, cpython(160, 6))
 
 
+def test_lines_after_one_that_was_read_are_kept(native):
+    running = native.start(["printf", "one\\ntwo\\nthree\\n"])
+    running.process.wait(10)
+    assert running.line() == "one\n" and running.finish().out == "two\nthree\n"
+
+
 def test_cpython_attached_while_running(native, spillway, settled):
     running = native.start(cpython(160, 1000))
-    lines = [running.process.stdout.readline()]
+    lines = [running.line()]
     before = anonymous_bytes(running.pid)
     budget = half(before)
 
     pager = spillway.attach(running.pid, budget)
-    lines.append(running.process.stdout.readline())
+    lines.append(running.line())
     settled(running.pid)
     assert_kernel_sees(anonymous_bytes(running.pid), budget)
     for _ in range(3):
-        lines.append(running.process.stdout.readline())
+        lines.append(running.line())
     entry = spillway.find(running.pid)
     assert entry["evicted_pages"] > 0 and entry["fetched_pages"] > 0 and entry["stored_bytes"] > 0, entry
 
@@ -83,7 +89,7 @@ def test_cpython_attached_while_running(native, spillway, settled):
     assert stats["evicted_pages"] > 0 and stats["fetched_pages"] > 0, stats
     assert anonymous_bytes(running.pid) >= 0.9 * before, "pages did not come home"
     assert status_is_untraced(running.pid)
-    lines.append(running.process.stdout.readline())
+    lines.append(running.line())
     running.process.send_signal(signal.SIGTERM)
     found = "".join(lines) + running.finish().must_succeed().out
 
