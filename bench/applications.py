@@ -73,6 +73,17 @@ def guests():
     return importlib.import_module("guests")
 
 
+def python_packages():
+    """Where scripts/setup-tests puts what Python programs here need."""
+    return guests().cache() / "python"
+
+
+def has_duckdb():
+    """Whether this interpreter finds DuckDB, there or elsewhere."""
+    looking = [sys.executable, "-c", "import sys; sys.path += sys.argv[1:]; import duckdb", python_packages()]
+    return subprocess.run(looking, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
+
+
 def guest(mib, fill, rounds):
     """A guest of QEMU's software emulation that fills its memory, then checks every word and writes a seventh anew, so many times."""
 
@@ -103,12 +114,13 @@ def guest(mib, fill, rounds):
 
 def applications(tiny):
     """All of them; tiny ones test the comparison itself and say nothing."""
-    orders, scale, text, sort_mib = (200_000, 17, 24, 24) if tiny else (1_000_000, 20, 64, 128)
+    orders, ratings, scale, text, sort_mib = (200_000, 400_000, 17, 24, 24) if tiny else (1_000_000, 2_000_000, 20, 64, 128)
     rows, queries, keys, requests = (20_000, 2_000, 4_000, 4_000) if tiny else (150_000, 40_000, 16_000, 30_000)
     python = sys.executable
     memory = "64" if tiny else "256"
     mib, fill, rounds = (128, 40, 2) if tiny else (192, 120, 20)
-    # Which is looked for as a program is, and told to be missing as one.
+    # These are looked for as programs are, and told to be missing as such.
+    database = None if has_duckdb() else "DuckDB for Python (scripts/setup-tests fetches it)"
     emulator = "qemu-system-x86_64" if guests().kernel() and shutil.which("busybox") else "what guests run (scripts/setup-tests fetches it)"
     redis = ["redis-server", "--port", "0", "--unixsocket", "@/cache.sock", "--save", "", "--dir", "@"]
     memcached = ["memcached", "-u", "root", "-s", "@/cache.sock", "-t", "1", "-M", "-m", memory]
@@ -117,6 +129,7 @@ def applications(tiny):
         Application("graph", "graph kernel (BFS, PageRank)", starts("@graph", scale, 4), "kernel_s"),
         Application("sqlite", "SQLite, in memory", starts(python, HERE / "tables.py", rows, queries), "query_s"),
         Application("analytics", "analytics in Python", starts(python, HERE / "analytics.py", orders), "query_s"),
+        Application("duckdb", "analytics in DuckDB", starts(python, HERE / "ratings.py", ratings, python_packages()), "query_s", database),
         Application("zlib", "compression (zlib)", starts(python, HERE / "pack.py", text), "pack_s"),
         Application("redis", "Redis, wiki trace", cache("redis", redis, keys, requests), "requests_s", "redis-server"),
         Application("memcached", "memcached, wiki trace", cache("memcached", memcached, keys, requests), "requests_s", "memcached"),

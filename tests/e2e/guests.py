@@ -28,13 +28,17 @@ NETWORK_DRIVERS = (*PCI_DRIVERS, "failover", "net_failover", "virtio_net")
 BALLOON_DRIVERS = (*PCI_DRIVERS, "virtio_balloon")
 
 
+def cache():
+    """Where scripts/setup-tests keeps what it does not install."""
+    home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    return pathlib.Path(os.environ.get("SPILLWAY_TEST_CACHE") or pathlib.Path(home) / "spillway-tests")
+
+
 def kernel():
     """The image that scripts/setup-tests fetched, or that SPILLWAY_GUEST_KERNEL names."""
     if named := os.environ.get("SPILLWAY_GUEST_KERNEL"):
         return pathlib.Path(named)
-    home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    cache = pathlib.Path(os.environ.get("SPILLWAY_TEST_CACHE") or pathlib.Path(home) / "spillway-tests")
-    return next(iter(sorted(cache.glob("guest-kernel/boot/vmlinuz-*"))), None)
+    return next(iter(sorted(cache().glob("guest-kernel/boot/vmlinuz-*"))), None)
 
 
 def drivers():

@@ -276,6 +276,18 @@ def test_applications_are_compared_and_recorded(processes, spillway, tmp_path):
     assert left_behind() == before
 
 
+def test_a_database_is_among_applications(processes, spillway, tmp_path):
+    if not loaded("applications.py").has_duckdb():
+        pytest.skip("DuckDB for Python not found: scripts/setup-tests fetches it")
+    words = [REPOSITORY / "bench/apps", "--tiny", "--rounds", 1, "--share", 50, "--only", "duckdb", "--record", "--into", tmp_path]
+    run = processes.start([*words, "--spillway", spillway.path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    out, err = run.communicate(timeout=70)
+    assert run.returncode == 0 and "Wrong results: 0." in out, out + err
+    runs = json.loads((tmp_path / "results-apps.json").read_text())["applications"]["analytics in DuckDB"]["runs"]
+    (native,), (ours,) = runs["native"], runs["spillway 50"]
+    assert ours["check"] == native["check"] and ours["pager"]["fetched_pages"] > 1000, ours
+
+
 @pytest.mark.limit(180)
 def test_what_parity_costs_is_measured_and_recorded(processes, spillway, tmp_path):
     words = [REPOSITORY / "bench/stripes", "--tiny", "--rounds", 1, "--record", "tiny", "--into", tmp_path, "--spillway", spillway.path]
