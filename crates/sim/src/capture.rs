@@ -73,6 +73,11 @@ impl Yield {
 }
 
 impl Driver {
+    /// Whether an agent moves pages out.
+    pub(crate) fn is_capturing(&self) -> bool {
+        self.targets.iter().flatten().any(|target| matches!(target.flight, Flight::Capture { .. }))
+    }
+
     /// Hears that an agent is done, or gone.
     pub(crate) fn hear_agent(&mut self, kernel: &mut Kernel, at: usize) {
         let Some(target) = &mut self.targets[at] else { return };

@@ -15,6 +15,8 @@ const REST_STEPS: u64 = 400_000;
 /// Steps that everything must have been at rest for, and without a capture, for each page that is mapped: all may be
 /// tried one after the other.
 const RESTED_FOR_EACH: u64 = 100;
+/// And for so many more, a capture that has begun may go on: what it brings counts.
+const LONGEST_CAPTURE: u64 = 2000;
 /// Steps of a release in which guests go on as they like.
 const BUSY_STEPS: u64 = 3000;
 /// A budget that leaves nothing where it need not be. Whoever reads under it has one page at a time.
@@ -58,7 +60,12 @@ impl World {
     pub(crate) fn take_turns(&mut self, when: &str) -> Result<(), Failure> {
         let (mut rested_since, mut captured) = (self.kernel.now, self.driver.core.counters().evicted_pages);
         let (mut thread, mut restless) = (0, 0);
-        while self.kernel.now < rested_since + 2 * REST_MOST + RESTED_FOR_EACH * self.evictable() {
+        loop {
+            let patience = rested_since + 2 * REST_MOST + RESTED_FOR_EACH * self.evictable();
+            let longest = if self.driver.is_capturing() { LONGEST_CAPTURE } else { 0 };
+            if self.kernel.now >= patience + longest {
+                return Ok(());
+            }
             thread = (thread + 1) % self.kernel.threads.len();
             if self.kernel.may_run(thread) {
                 self.kernel.step(thread, &mut self.rng)?;
@@ -78,7 +85,6 @@ impl World {
                 return Err(Failure::new(format!("no rest {when}: {}", self.unrest())));
             }
         }
-        Ok(())
     }
 
     /// Pages that should leave and may.
