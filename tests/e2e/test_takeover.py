@@ -308,6 +308,34 @@ def test_upgrade_hands_over_while_the_target_runs(processes, spillway, fill, tor
     refused(spillway.cli("upgrade", started.pid), "no other pager can take over")
 
 
+def test_upgrades_of_a_program_that_forks_all_the_time(processes, spillway, build):
+    """A child that nobody has heard of yet must not lose its userfaultfd with the pager that ends."""
+    heirs = [build("heirs"), "always", "48"]
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    program = processes.start(heirs, **streams)
+    assert program.stdout.readline() == "READY\n"
+    pager, _ = begin(processes, spillway, program.pid, "--local", "24M")
+    spillway.settled(program.pid)
+    upgrades = 0
+    deadline = time.monotonic() + 30
+    while upgrades < 8 and time.monotonic() < deadline:
+        try:
+            old, (pager, _) = pager, begin(processes, spillway, program.pid, verb="upgrade")
+        except AssertionError as refused:
+            # In the moment after a fork: nothing has changed.
+            assert "a child was just forked" in str(refused)
+            continue
+        assert old.wait(5) == 0
+        upgrades += 1
+    assert upgrades == 8
+    time.sleep(0.3)
+    spillway.detach(program.pid)
+    assert pager.wait(5) == 0
+    told, err = program.communicate("\n", 20)
+    verdict, children = told.split()
+    assert verdict == "OK" and int(children) > 20 and program.returncode == 0, told + err
+
+
 @pytest.mark.limit(int(SECONDS + 2 * SLACK_SECONDS))
 @pytest.mark.parametrize(
     ("pool", "workers"),

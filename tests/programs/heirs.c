@@ -5,8 +5,11 @@
 //                               The child says OK, or BAD and what is wrong.
 //   heirs moving MIB            fills memory and says READY; told a line, it forks five times, and a thread of the child moves most of it to and
 //                               fro, as another asks for the first time for what was evicted. Says OK, or BAD and what is wrong.
+//   heirs always MIB            fills memory and says READY; forks one child after the other, and each looks at a seventh of the memory. Told a
+//                               line, it says how many were right: OK so many, or BAD at once.
 //   heirs two MIB               fills memory and forks two children, a second apart, that fill it anew and say READY.
 #include "pattern.h"
+#include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/wait.h>
@@ -77,6 +80,24 @@ static int inherit_while_moving(void) {
     return 0;
 }
 
+static int inherit_always(void) {
+    fill();
+    say("READY\n");
+    struct pollfd told = { .fd = 0, .events = POLLIN };
+    unsigned children = 0;
+    for (; poll(&told, 1, 0) == 0; children++) {
+        if (fork() == 0) {
+            uint64_t at = children % 7;
+            while (at < pages && pattern_right(memory, 1, at)) at += 7;
+            _exit(at < pages);
+        }
+        int status;
+        if (wait(&status) < 0 || status) return say("BAD child %u: status %x\n", children, status), 1;
+    }
+    say("OK %u\n", children);
+    return 0;
+}
+
 int main(int argc, char **argv) {
     if (argc != 3) return 2;
     size_t bytes = strtoul(argv[2], NULL, 10) << 20;
@@ -84,6 +105,7 @@ int main(int argc, char **argv) {
     bool two = !strcmp(argv[1], "two");
     memory = map_or_die(bytes);
     if (!strcmp(argv[1], "moving")) return inherit_while_moving();
+    if (!strcmp(argv[1], "always")) return inherit_always();
     if (two) fill(), sleep(1);
     for (int child = 0; child < (two ? 2 : 1); child++) {
         if (fork() == 0) {
