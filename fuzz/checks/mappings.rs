@@ -11,7 +11,8 @@ pub fn check(text: &str) {
     for mapping in &mappings {
         let (start, end) = (mapping.span.start.0, mapping.span.end.0);
         assert!(start < end && start % PAGE_BYTES_U64 == 0 && end % PAGE_BYTES_U64 == 0);
-        assert!(!mapping.is_manageable() || mapping.private && !mapping.file && !mapping.executable);
+        assert!(!mapping.is_manageable() || mapping.private && mapping.file.is_none() && !mapping.executable);
+        assert!(!mapping.is_common() || !mapping.private && mapping.file.is_some() && !mapping.executable);
         assert_eq!(Mapping::parse(&line(mapping)).as_ref(), Some(mapping));
     }
     let found = parse_flags(text, &FLAGS);
@@ -31,6 +32,7 @@ fn line(of: &Mapping) -> String {
     let letter = |yes, letter| if yes { letter } else { '-' };
     let access = [letter(of.readable, 'r'), letter(of.writable, 'w'), letter(of.executable, 'x')];
     let access: String = access.into_iter().chain([if of.private { 'p' } else { 's' }]).collect();
-    let (start, end, inode) = (of.span.start.0, of.span.end.0, u8::from(of.file));
-    format!("{start:x}-{end:x} {access} 00000000 00:00 {inode} {}", of.name)
+    let (start, end, offset) = (of.span.start.0, of.span.end.0, of.offset);
+    let ((major, minor), inode) = of.file.map_or(((0, 0), 0), |file| (file.device, file.inode));
+    format!("{start:x}-{end:x} {access} {offset:08x} {major:02x}:{minor:02x} {inode} {}", of.name)
 }

@@ -17,8 +17,9 @@ pub fn check(bytes: &[u8]) {
         let told = message.told();
         assert_eq!(message.is_fault(), matches!(told, Told::Fault { .. }));
         match told {
-            Told::Fault { address, thread, write } => {
-                assert_eq!((bytes[0], address.0, thread, write), (0x12, word(16), half(24), bytes[8] & 1 == 1));
+            Told::Fault { address, thread, write, protected } => {
+                assert_eq!((bytes[0], address.0, thread), (0x12, word(16), half(24)));
+                assert_eq!((write, protected), (bytes[8] & 1 == 1, bytes[8] & 2 == 2));
             }
             Told::Fork { fd } => assert!(bytes[0] == 0x13 && fd == half(8) && fd >= 0),
             Told::Remap { from, to, bytes: length } => {

@@ -165,10 +165,10 @@ class Memory:
         self.pid = pid
         for line in pathlib.Path(f"/proc/{pid}/maps").read_text().splitlines():
             start, end = (int(word, 16) for word in line.split()[0].split("-"))
-            if end - start == mib * MIB and line.split()[1] == "rw-p":
+            if end - start == mib * MIB and line.split()[1] in ("rw-p", "rw-s"):
                 self.first, self.pages = start // PAGE, (end - start) // PAGE
                 return
-        raise AssertionError(f"process {pid} has no private mapping of {mib} MiB")
+        raise AssertionError(f"process {pid} has no mapping of {mib} MiB to write to")
 
     def resident(self):
         """Pages that are there, the kernel's page of zeros included."""

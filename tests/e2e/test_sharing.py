@@ -229,7 +229,8 @@ def test_another_pager_knows_that_merging_is_to_end(processes, spillway, fill, k
     end(pager)
     pager, line = begin(processes, spillway, target.pid)
     assert "took process" in line
-    assert spillway.find(target.pid)["share_pages"]
+    # The watcher hears of what was taken over a moment later.
+    eventually(lambda: spillway.find(target.pid)["share_pages"], "what is taken over to be told")
     target.unharmed()
     spillway.detach(target.pid)
     assert pager.wait(10) == 0

@@ -322,6 +322,7 @@ def test_strangers_are_told_off_and_others_served(serve, resume, image):
     memory, address = own_memory()
     large, parts = own_memory((GUEST_MIB + 1) * MIB)
     whole = json.dumps([region()]).encode()
+    handoff = json.dumps({"type": "handoff", "version": 0, "vmm_pid": 7, "mode": "MISSING|WP", "regions": [region()]}).encode()
     cases = [
         (b"", [], "closed the socket without a word"),
         (b"hello", [good], "no list of guest regions"),
@@ -339,6 +340,7 @@ def test_strangers_are_told_off_and_others_served(serve, resume, image):
         ([region(size=1 << 40)], [good], "does not have"),
         ([region(page_size=2 << 20)], [good], "turn huge pages off"),
         ({"type": "handoff", "version": 1, "regions": []}, [good], "Cloud Hypervisor"),
+        (len(handoff).to_bytes(4, "little") + handoff, [good], "attach PID --shared-memory"),
         ([region()], [], "no userfaultfd came"),
         ([region()], [file], "is no userfaultfd"),
         ([region()], [file, good], "is no userfaultfd"),

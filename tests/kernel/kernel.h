@@ -61,7 +61,10 @@ enum { FAULT = 0x12, FORK = 0x13, REMAP = 0x14, REMOVE = 0x15, UNMAP = 0x16 };
 enum { FEATURE_FORK = 1 << 1, FEATURE_REMAP = 1 << 2, FEATURE_REMOVE = 1 << 3, FEATURE_UNMAP = 1 << 6,
        FEATURE_THREAD_ID = 1 << 8, FEATURE_POISON = 1 << 14, FEATURE_MOVE = 1 << 16 };
 // What the pager asks for: crates/pager/src/sys/uffd.rs.
-#define FEATURES (FEATURE_FORK | FEATURE_REMAP | FEATURE_REMOVE | FEATURE_UNMAP | FEATURE_THREAD_ID | FEATURE_POISON | FEATURE_MOVE)
+// Of shared memory: faults that say that the page is protected, missing pages, protection that outlives the page's mapping.
+#define FEATURES_SHARED (1 | 1 << 5 | 1 << 12)
+#define FEATURES (FEATURE_FORK | FEATURE_REMAP | FEATURE_REMOVE | FEATURE_UNMAP | FEATURE_THREAD_ID | FEATURE_POISON | FEATURE_MOVE \
+                  | FEATURES_SHARED)
 enum { ALLOW_HOLES = 2 };
 
 #ifndef MADV_POPULATE_WRITE

@@ -4,7 +4,6 @@
 struct uffdio_writeprotect { struct uffdio_range range; u64 mode; };
 #define UFFDIO_WRITEPROTECT 0xc018aa06ul
 enum { REGISTER_BOTH = 3, PROTECT = 1, FAULT_WRITES = 1, FAULT_PROTECTED = 2 };
-enum { FEATURE_WP_SHMEM = 1 << 12 };
 
 static int file, file_there; // in this process, and in the target
 
@@ -25,7 +24,7 @@ static long punch(u64 page, u64 pages) {
 // The scene: a target with pages of a memfd, filled and registered for missing pages and write protection.
 static u64 shared(u64 pages) {
     it = start_target();
-    uffd = open_uffd(it, FEATURES | FEATURE_WP_SHMEM);
+    uffd = open_uffd(it, FEATURES);
     strcpy(argument(it, 0), "memory");
     file_there = (int)call(it, 0, SYS_memfd_create, (u64)argument(it, 0), MFD_CLOEXEC);
     expect_is(call(it, 0, SYS_ftruncate, (u64)file_there, pages * PAGE), 0);
@@ -139,4 +138,113 @@ FACT(what_is_in_the_file_needs_no_fault) {
     expect_is(present_pages(it, memory, 4), 0);
     expect_is(wrong_words(it, memory, 4, 1), 0);
     expect(is_quiet(uffd.fd));
+}
+
+// A mapping of the file in this process, registered with a userfaultfd of this process's own.
+static char *home(u64 pages, int *own) {
+    *own = raw(syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK));
+    struct uffdio_api api = { 0xaa, FEATURES_SHARED, 0 };
+    expect_is(raw(ioctl(*own, UFFDIO_API, &api)), 0);
+    char *there = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    expect_is(reg(*own, (u64)there, pages), 0);
+    return there;
+}
+
+FACT(what_is_installed_through_one_mapping_is_there_for_all) {
+    int own;
+    u64 memory = shared(4), content = 42;
+    char *ours = home(4, &own);
+    expect_is(punch(0, 4), 0);
+    tell(it, 1, ORDER_LOAD(memory + PAGE));
+    expect_is(next_message(uffd.fd, FAULT).b, memory + PAGE);
+    // Here it is copied to another process's mapping, which wakes nobody in the target,
+    expect_is(copy(own, (u64)ours + PAGE, page_of(content), 1), 0);
+    expect(!answered_within(it, 1, 50));
+    // and is found where it waits once it is woken.
+    expect_is(wake(uffd.fd, memory + PAGE, 1), 0);
+    expect_is(answer_of(it, 1).value, 42);
+    expect_is(copy(own, (u64)ours + PAGE, page_of(content), 1), -EEXIST);
+    // What is punched leaves that mapping as well.
+    expect_is(punch(1, 1), 0);
+    expect_is(copy(own, (u64)ours + PAGE, page_of(content), 1), 0);
+}
+
+FACT(protection_comes_before_the_page) {
+    u64 memory = shared(4);
+    // Pages that the file has and the mapping does not show yet.
+    tell(it, 1, ORDER_CALL(SYS_madvise, memory, 4 * PAGE, MADV_DONTNEED));
+    next_message(uffd.fd, REMOVE);
+    answer_of(it, 1);
+    expect_is(protect(uffd.fd, memory, 4, PROTECT), 0);
+    tell(it, 1, ORDER_STORE(memory + PAGE, 5));
+    struct message fault = next_message(uffd.fd, FAULT);
+    expect((fault.a & FAULT_PROTECTED) && fault.b == memory + PAGE);
+    expect(!answered_within(it, 1, 50));
+    expect_is(protect(uffd.fd, memory, 4, 0), 0);
+    answer_of(it, 1);
+    expect_is(load(it, 1, memory + PAGE), 5);
+}
+
+FACT(protection_waits_for_changes_to_be_heard_of) {
+    u64 memory = shared(4);
+    tell(it, 1, ORDER_CALL(SYS_munmap, memory + 3 * PAGE, PAGE));
+    while (protect(uffd.fd, memory, 4, PROTECT) == 0) pause_ms(1);
+    expect_is(protect(uffd.fd, memory, 1, PROTECT), -EAGAIN);
+    expect_message(uffd.fd, UNMAP, memory + 3 * PAGE, memory + 4 * PAGE, 0);
+    answer_of(it, 1);
+    // What is not mapped any more is passed over; where nothing is, that is said.
+    expect_is(protect(uffd.fd, memory, 4, PROTECT), 0);
+    expect_is(protect(uffd.fd, memory + 3 * PAGE, 1, PROTECT), -ENOENT);
+}
+
+// What /proc says of how many faults of `fd` are not read yet.
+static int faults_unread(int fd) {
+    char path[64], line[128];
+    int pending = -1;
+    snprintf(path, sizeof path, "/proc/self/fdinfo/%d", fd);
+    FILE *about = fopen(path, "r");
+    while (about && fgets(line, sizeof line, about)) sscanf(line, "pending: %d", &pending);
+    fclose(about);
+    return pending;
+}
+
+FACT(a_userfaultfd_tells_how_many_faults_wait) {
+    u64 memory = shared(4);
+    expect_is(punch(0, 4), 0);
+    expect_is(faults_unread(uffd.fd), 0);
+    for (int i = 1; i <= 2; i++) tell(it, i, ORDER_LOAD(memory + (u64)i * PAGE));
+    while (faults_unread(uffd.fd) < 2) pause_ms(1);
+    // A change that waits is not counted, and is read after the faults.
+    tell(it, 3, ORDER_CALL(SYS_madvise, memory, PAGE, MADV_DONTNEED));
+    pause_ms(20);
+    expect_is(faults_unread(uffd.fd), 2);
+    next_message(uffd.fd, FAULT), next_message(uffd.fd, FAULT);
+    expect_is(faults_unread(uffd.fd), 0);
+    next_message(uffd.fd, REMOVE);
+    answer_of(it, 3);
+    expect_is(copy(uffd.fd, memory + PAGE, page_of(1), 1), 0);
+    expect_is(copy(uffd.fd, memory + 2 * PAGE, page_of(1), 1), 0);
+    for (int i = 1; i <= 2; i++) answer_of(it, i);
+}
+
+FACT(who_is_not_heard_of_yet_shows_what_it_is_at) {
+    u64 memory = shared(4);
+    long advices[] = { MADV_REMOVE, MADV_DONTNEED };
+    for (int i = 0; i < 2; i++) {
+        tell(it, 1, ORDER_CALL(SYS_madvise, memory + PAGE, 2 * PAGE, (u64)advices[i]));
+        char path[64], line[256] = "", wanted[128];
+        snprintf(path, sizeof path, "/proc/%d/task/%d/syscall", it->pid, it->tids[1]);
+        snprintf(wanted, sizeof wanted, "%d 0x%llx 0x%llx 0x%lx ", SYS_madvise, (unsigned long long)(memory + PAGE), 2ull * PAGE, advices[i]);
+        struct pollfd told = { .fd = uffd.fd, .events = POLLIN };
+        expect_is(poll(&told, 1, 1000), 1);
+        // It may not be asleep in the very moment in which it is in the queue.
+        for (int tries = 0; tries < 100 && strncmp(line, wanted, strlen(wanted)); tries++) {
+            FILE *call_ = fopen(path, "r");
+            expect(call_ && fgets(line, sizeof line, call_));
+            fclose(call_);
+        }
+        expect(!strncmp(line, wanted, strlen(wanted)));
+        expect_message(uffd.fd, REMOVE, memory + PAGE, memory + 3 * PAGE, 0);
+        answer_of(it, 1);
+    }
 }

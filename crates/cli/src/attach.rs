@@ -49,6 +49,9 @@ pub(crate) struct Args {
     /// Keep equal pages of it and of others once in memory, too (the kernel does: KSM)
     #[arg(long)]
     share: bool,
+    /// Also memory that processes share (MAP_SHARED, memfd): read docs/SHARED.md first
+    #[arg(long)]
+    shared_memory: bool,
     /// Write the final counters to this file, as JSON
     #[arg(long, value_name = "FILE")]
     stats: Option<PathBuf>,
@@ -74,6 +77,9 @@ pub(crate) fn attach(args: &Args) -> Result<u8, Failure> {
     if args.share {
         spillway_pager::merging::usable()?;
     }
+    if args.shared_memory {
+        spillway_pager::shared_memory_usable()?;
+    }
     // Not by asking all pagers first: one that does not answer would keep a process waiting that waits already.
     match Remains::find(args.pid) {
         Ok(Some(remains)) => return take_over(args, remains),
@@ -86,7 +92,7 @@ pub(crate) fn attach(args: &Args) -> Result<u8, Failure> {
     }
     let terms = Terms {
         local: args.local.as_deref().unwrap_or(DEFAULT_LOCAL),
-        choice: Choice { least_mapping_bytes: args.least_mapping.unwrap_or(0) },
+        choice: Choice { least_mapping_bytes: args.least_mapping.unwrap_or(0), shared_memory: args.shared_memory },
         pool: args.pool.as_deref().unwrap_or(pool::DEFAULT),
         replacement: args.replacement.settings(),
         share_pages: args.share,
@@ -109,6 +115,9 @@ fn hand_to(client: &Client, args: &Args) -> Result<u8, Failure> {
         return Err(Failure::refused(
             "the daemon manages all mappings of a process: leave --least-mapping out, or add --no-daemon",
         ));
+    }
+    if args.shared_memory {
+        return Err(daemon::client::shared_memory_is_its());
     }
     refuse_managed(pid)?;
     let pause = client.adopt(pid, false, 0, args.share)?;

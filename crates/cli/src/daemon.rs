@@ -44,6 +44,9 @@ pub(crate) struct Args {
     /// Where the rest goes; local: is this host, compressed [default: local:]
     #[arg(long, value_name = "URL")]
     pool: Option<String>,
+    /// Also memory that processes share (MAP_SHARED, memfd): read docs/SHARED.md first
+    #[arg(long)]
+    shared_memory: bool,
     /// Say nothing but what went wrong
     #[arg(short, long)]
     quiet: bool,
@@ -54,11 +57,15 @@ struct Said {
     local: Option<Local>,
     pool: Option<String>,
     replacement: Option<Settings>,
+    shared_memory: bool,
 }
 
 /// Serves until it is told to end.
 pub(crate) fn daemon(args: &Args) -> Result<u8, Failure> {
     let said = Said::of(args)?;
+    if said.shared_memory {
+        spillway_pager::shared_memory_usable()?;
+    }
     let given = Args {
         config: args.config.as_ref().map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone())),
         ..args.clone()
@@ -100,7 +107,7 @@ impl Said {
             args.local.as_ref().or(config.local.as_ref()).map(|text| of_host(local::parse(text)?)).transpose()?;
         let pool = args.pool.clone().or(config.pool);
         pool.as_ref().map(|url| pool::parse(url)).transpose()?;
-        Ok(Self { local, pool, replacement: config.replacement })
+        Ok(Self { local, pool, replacement: config.replacement, shared_memory: args.shared_memory })
     }
 
     /// The pool that is named, if it is not this one.
@@ -131,7 +138,7 @@ fn start(said: &Said) -> Result<(Pager, String, String), Failure> {
     let (store, lasting) = pool::open_lasting(&url)?;
     let options = Options {
         local,
-        choice: Choice::default(),
+        choice: Choice { shared_memory: said.shared_memory, ..Choice::default() },
         replacement: said.replacement.unwrap_or_default(),
         store,
         on_pager_death: OnPagerDeath::HoldTarget,

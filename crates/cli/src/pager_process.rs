@@ -63,6 +63,9 @@ pub(crate) struct Args {
     /// As for `run`
     #[arg(long)]
     share: bool,
+    /// As for `run`
+    #[arg(long)]
+    shared_memory: bool,
 }
 
 /// The pager's process as the front sees it.
@@ -88,6 +91,7 @@ impl PagerProcess {
         command.arg(format!("--local={}", terms.local)).arg(format!("--pool={}", terms.pool));
         command.args(replacement::options(terms.replacement));
         command.args(terms.share_pages.then_some("--share"));
+        command.args(terms.choice.shared_memory.then_some("--shared-memory"));
         if let Some(Tape { path, window_ns }) = terms.tape {
             command.arg("--trace").arg(path);
             command.args(window_ns.map(|ns| format!("--window-ns={ns}")));
@@ -214,7 +218,7 @@ fn start(args: &Args) -> Result<(Pager, Option<FileRecorder>), Failure> {
     let (recording, recorder) = tape.map(|tape| tape.start(local)).transpose()?.unzip();
     let options = Options {
         local,
-        choice: Choice::default(),
+        choice: Choice { shared_memory: args.shared_memory, ..Choice::default() },
         replacement: args.replacement.settings(),
         store: pool::open(&args.pool)?,
         on_pager_death: OnPagerDeath::KillTarget,

@@ -45,6 +45,9 @@ pub(crate) struct Args {
     /// Keep equal pages of it and of others once in memory, too (the kernel does: KSM)
     #[arg(long)]
     share: bool,
+    /// Also memory that processes share (MAP_SHARED, memfd): read docs/SHARED.md first
+    #[arg(long)]
+    shared_memory: bool,
     /// Write the final counters to this file, as JSON
     #[arg(long, value_name = "FILE")]
     stats: Option<PathBuf>,
@@ -61,15 +64,21 @@ pub(crate) fn run(args: &Args) -> Result<u8, Failure> {
     if args.share {
         spillway_pager::merging::usable()?;
     }
+    if args.shared_memory {
+        spillway_pager::shared_memory_usable()?;
+    }
     let (local, pool) = (args.local.as_deref(), args.pool.as_deref());
     let wanted = Wanted { local, pool, replacement: &args.replacement };
     if let Some(client) = args.daemon.daemon(&wanted)? {
+        if args.shared_memory {
+            return Err(daemon::client::shared_memory_is_its());
+        }
         let stats = args.stats.as_deref().map(StatsFile::prepare).transpose()?;
         return go(&args.command, Keeper::Daemon(client, 0, args.share), None, stats, args.quiet);
     }
     let terms = Terms {
         local: local.unwrap_or(DEFAULT_LOCAL),
-        choice: Choice::default(),
+        choice: Choice { shared_memory: args.shared_memory, ..Choice::default() },
         pool: pool.unwrap_or(pool::DEFAULT),
         replacement: args.replacement.settings(),
         share_pages: args.share,

@@ -13,7 +13,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use spillway_core::touches::{AccessBits, Touches, block_of};
 use spillway_core::{Address, PAGE_BYTES_U64, Span, TargetId};
 
-use crate::btf::{self, Btf};
+use crate::btf;
+use crate::kernel_file::Descriptors;
 use crate::sys::bpf::{KernelMemory, READ_BYTES};
 use crate::sys::pagemap::{Pagemap, frame_of};
 use crate::sys::process::{forget_touches, pidfd_of_process};
@@ -32,27 +33,20 @@ const BASE_STEPS_MAX: u64 = 1 << 14;
 
 /// Offsets in bytes into the kernel's structures.
 struct Offsets {
-    files: u64,
-    table: u64,
-    descriptors: u64,
+    descriptors: Descriptors,
     private: u64,
     pages: u64,
 }
 
 impl Offsets {
     fn find() -> io::Result<Self> {
-        let bytes = fs::read(btf::PATH)?;
-        let find = || {
-            let btf = Btf::parse(&bytes)?;
+        btf::of_kernel(|btf| {
             Some(Self {
-                files: btf.offset("task_struct", "files")?,
-                table: btf.offset("files_struct", "fdt")?,
-                descriptors: btf.offset("fdtable", "fd")?,
+                descriptors: Descriptors::find(btf)?,
                 private: btf.offset("file", "private_data")?,
                 pages: btf.offset("mm_struct", "pgd")?,
             })
-        };
-        find().ok_or_else(|| io::ErrorKind::InvalidData.into())
+        })
     }
 }
 
@@ -112,13 +106,8 @@ impl Access {
 
     /// Where the page table of a process begins, by what `file->private_data` of our descriptor points to.
     fn root(&mut self, pagemap: &Pagemap) -> io::Result<u64> {
-        let number = u64::from(pagemap.as_raw_fd().cast_unsigned());
-        let mut at = self.memory.current_task()?;
-        let Offsets { files, table, descriptors, private, pages } = self.offsets;
-        for offset in [files, table, descriptors, 8 * number, private, pages] {
-            at = self.memory.word(at.wrapping_add(offset))?;
-        }
-        Ok(at)
+        let file = self.offsets.descriptors.file(&mut self.memory, pagemap.as_fd())?;
+        self.memory.follow(file, &[self.offsets.private, self.offsets.pages])
     }
 
     /// From now on the memory of `target` is that of `pid`.

@@ -1,5 +1,8 @@
 //! Where the fields of the running kernel's structures are: BTF (`Documentation/bpf/btf.rst`).
 
+use std::fs;
+use std::io;
+
 /// The kernel's own description of its types.
 pub const PATH: &str = "/sys/kernel/btf/vmlinux";
 
@@ -9,6 +12,16 @@ const DEPTH_MAX: u32 = 8;
 
 const STRUCT: u32 = 4;
 const UNION: u32 = 5;
+const ENUM: u32 = 6;
+
+/// What `find` finds in the running kernel's description.
+///
+/// # Errors
+/// When there is no description, or the kernel has not all that is looked for.
+pub fn of_kernel<T>(find: impl FnOnce(&Btf<'_>) -> Option<T>) -> io::Result<T> {
+    let bytes = fs::read(PATH)?;
+    Btf::parse(&bytes).as_ref().and_then(find).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
 
 /// The types of a kernel.
 pub struct Btf<'a> {
@@ -39,11 +52,27 @@ impl<'a> Btf<'a> {
 
     /// How many bytes into the structure `of` its member `field` is, which may be in a structure without a name.
     pub fn offset(&self, of: &str, field: &str) -> Option<u64> {
+        self.member(self.find(STRUCT, of)?, field, DEPTH_MAX)
+    }
+
+    /// How many bytes the structure `of` takes.
+    pub fn size(&self, of: &str) -> Option<u64> {
+        word(self.find(STRUCT, of)?, 8).map(u64::from)
+    }
+
+    /// What the constant `name` of the enumeration `of` is.
+    pub fn constant(&self, of: &str, name: &str) -> Option<u32> {
+        let constants = self.find(ENUM, of)?.get(12..)?;
+        constants.chunks_exact(8).find(|one| self.is_named(one, name)).and_then(|one| word(one, 4))
+    }
+
+    /// The type of this kind and name that has members.
+    fn find(&self, kind: u32, name: &str) -> Option<&[u8]> {
         let is_it = |one: &&&[u8]| {
             let info = word(one, 4).unwrap_or(0);
-            info >> 24 & 31 == STRUCT && info & 0xFFFF > 0 && self.is_named(one, of)
+            info >> 24 & 31 == kind && info & 0xFFFF > 0 && self.is_named(one, name)
         };
-        self.member(self.types.iter().find(is_it)?, field, DEPTH_MAX)
+        self.types.iter().find(is_it).copied()
     }
 
     fn member(&self, one: &[u8], field: &str, depth: u32) -> Option<u64> {
@@ -79,7 +108,7 @@ fn following(kind: u32, members: usize) -> Option<usize> {
         2 | 7 | 8..=12 | 16 | 18 => 0,
         1 | 14 | 17 => 4,
         3 => 12,
-        6 | 13 => 8 * members,
+        ENUM | 13 => 8 * members,
         STRUCT | UNION | 15 | 19 => 12 * members,
         _ => return None,
     })
@@ -102,6 +131,9 @@ mod tests {
         let btf = Btf::parse(&bytes).expect("the kernel's own");
         // `struct list_head`, and a member that is in a structure without a name.
         assert_eq!(btf.offset("list_head", "prev"), Some(8));
+        assert_eq!([btf.size("list_head"), btf.size("no such structure")], [Some(16), None]);
+        assert_eq!(btf.constant("pageflags", "PG_locked"), Some(0));
+        assert_eq!(btf.constant("pageflags", "no such flag"), None);
         assert!(btf.offset("mm_struct", "pgd").is_some_and(|at| at > 0));
         assert_eq!(btf.offset("mm_struct", "no such member"), None);
         assert_eq!(btf.offset("no such structure", "pgd"), None);

@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::sys::process::{is_root, kernel_release};
 use crate::sys::sched::idle_class_can_be_left;
 use crate::sys::uffd::{FEATURES, Uffd, new_from_device, new_from_syscall};
-use crate::{merging, procfs};
+use crate::{commons, merging, procfs};
 
 /// The oldest kernel with `UFFDIO_MOVE`.
 const KERNEL_OLDEST: (u32, u32) = (6, 8);
@@ -21,7 +21,8 @@ pub const CAPABILITIES: &str = "cap_sys_ptrace,cap_ipc_lock,cap_sys_nice+ep";
 /// What holds targets back from being adopted here, for `doctor` and for start-up checks.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Check {
-    /// Short name: `kernel`, `userfaultfd`, `privileges`, `ptrace`, `seccomp`, `memlock`, `priority`, `sharing`.
+    /// Short name: `kernel`, `userfaultfd`, `privileges`, `ptrace`, `seccomp`, `memlock`, `priority`, `sharing`,
+    /// `shared-memory`.
     pub name: &'static str,
     /// Whether all is well.
     pub ok: bool,
@@ -42,7 +43,7 @@ impl Check {
 
 /// Examines this machine.
 pub fn doctor() -> Vec<Check> {
-    vec![kernel(), userfaultfd(), privileges(), ptrace(), seccomp(), memlock(), priority(), sharing()]
+    vec![kernel(), userfaultfd(), privileges(), ptrace(), seccomp(), memlock(), priority(), sharing(), shared_memory()]
 }
 
 /// Refuses a machine on which no program that we start could be adopted.
@@ -207,6 +208,14 @@ fn sharing() -> Check {
         Err(_) => "not in this kernel; --share wants Linux 6.4 or newer with CONFIG_KSM=y".into(),
     };
     Check::new("sharing", true, found, "", "")
+}
+
+fn shared_memory() -> Check {
+    let found = match commons::usable() {
+        Ok(()) => "what processes share can be managed with --shared-memory".into(),
+        Err(error) => error.to_string(),
+    };
+    Check::new("shared-memory", true, found, "", "")
 }
 
 #[cfg(test)]

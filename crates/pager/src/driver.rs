@@ -9,6 +9,7 @@ mod buffers;
 mod burial;
 mod changes;
 mod commands;
+mod commons;
 mod departure;
 mod eviction;
 mod handed;
@@ -48,6 +49,7 @@ use crate::target::{Flight, Target, Waiting};
 use crate::watcher::Request;
 
 pub use commands::{Command, Homeward, Report, Seen, portions};
+pub use commons::Joined;
 use departure::Leaving;
 use eviction::{WRITES_PER_TURN, Yield};
 use hands::{Hands, index, to_handle};
@@ -123,8 +125,10 @@ pub struct Driver {
     succeeds: bool,
     /// There may be something to tell the kernel of merging.
     owes_errands: bool,
-    /// Targets whose record had no room: nobody could take over as long as there is one.
+    /// Targets whose record had no room, or that have none: nobody could take over as long as there is one.
     unrecorded: Vec<TargetId>,
+    /// Which of the targets are memory that several have mapped.
+    commons: Vec<usize>,
 }
 
 impl Driver {
@@ -168,7 +172,8 @@ impl Driver {
         if self.dry || self.unpolled >= UNPOLLED_MAX || self.journeys.are_under_way() || letting_go {
             return false;
         }
-        let mut there = (0..self.targets.len()).filter(|&at| self.targets[at].is_some());
+        let is_process = |target: &Target| target.commons.is_none();
+        let mut there = (0..self.targets.len()).filter(|&at| self.targets[at].as_ref().is_some_and(is_process));
         let (Some(at), None) = (there.next(), there.next()) else { return false };
         let Some(target) = self.targets[at].as_mut().filter(|target| target.may_read()) else { return false };
         target.looked = true;
@@ -280,11 +285,19 @@ impl Driver {
     fn publish(&self) {
         let processes = self.targets.iter().flatten().filter(|target| target.agent.is_some()).count();
         self.shared.publish(&self.core, &*self.hands.store, processes as u64);
+        let ready =
+            self.targets.iter().flatten().filter(|it| it.commons.as_ref().is_some_and(|commons| commons.is_ready()));
+        self.shared.shared_files.store(self.commons.len() as u64, Relaxed);
+        self.shared.shared_files_ready.store(ready.count() as u64, Relaxed);
     }
 
     /// Reads events and acts on them; how many there were.
     fn read_events(&mut self, at: usize) -> usize {
         let mut messages = [Message::default(); MESSAGES];
+        let most = if self.commons.is_empty() { MESSAGES } else { self.messages_to_read(at) };
+        if most == 0 {
+            return 0;
+        }
         let Some(target) = &self.targets[at] else { return 0 };
         // Aside it is on another CPU than whom it wakes.
         let displaced = self.shared.idle.load(Relaxed) && !self.shared.aside.load(Relaxed);
@@ -293,11 +306,14 @@ impl Driver {
         let read = match estate {
             Some(estate) => {
                 number = estate.begin_inbox(target.id);
-                target.uffd.read_by_way_of(estate.inbox(), &mut messages)
+                target.uffd.read_by_way_of(estate.inbox(), &mut messages[..most])
             }
-            None => target.uffd.read(&mut messages),
+            None => target.uffd.read(&mut messages[..most]),
         };
         let count = read.map_or(0, <[Message]>::len);
+        if !self.commons.is_empty() && messages[..count].iter().any(|message| !message.is_fault()) {
+            self.look_late(at);
+        }
         // The kernel hands out faults first. But a change that was read has happened by the time a fault is served, and
         // whoever made it goes on: what it made void must not be installed any more.
         for (nth, message) in messages[..count].iter().enumerate().filter(|(_, message)| !message.is_fault()) {
@@ -309,8 +325,13 @@ impl Driver {
             }
         }
         for message in messages[..count].iter().filter(|message| message.is_fault()) {
-            if let Event::Fault { address, thread, write } = message.decode() {
-                self.serve(at, Waiting { address: address.page(), write, thread, since_ns });
+            if let Event::Fault { address, thread, write, protected } = message.decode() {
+                let fault = Waiting { address: address.page(), write, thread, since_ns };
+                if protected {
+                    self.unprotect(at, fault);
+                } else {
+                    self.serve(at, fault);
+                }
                 self.note_thread(at, thread);
             }
         }

@@ -60,6 +60,8 @@ pub enum Error {
     NotItsMemory(i32),
     /// The kernel cannot keep mappings in their place.
     NoSeals,
+    /// It cannot be seen which pages of shared memory may leave.
+    NoSharedMemory(io::Error),
     /// The target ended while it was adopted.
     Ended(i32),
     /// The machine refused something that a pager needs.
@@ -200,6 +202,11 @@ impl fmt::Display for Error {
             Self::NoMerging(error) => write!(
                 f,
                 "this kernel merges no equal pages of programs ({error}); boot Linux 6.4 or newer with CONFIG_KSM=y, or share none"
+            ),
+            Self::NoSharedMemory(error) => write!(
+                f,
+                "shared memory cannot be managed here ({error}): that takes Linux 6.11 or newer with CONFIG_DEBUG_INFO_BTF=y and \
+                 CONFIG_PROC_PAGE_MONITOR=y, and root; leave --shared-memory out"
             ),
             Self::MergingOff => f.write_str(
                 "the kernel's merging of equal pages is switched off on this machine; switch it on \

@@ -38,9 +38,10 @@ const INBOX_TARGET: usize = 6;
 const KIND: usize = 7;
 const INBOX: usize = 8;
 const LEAST_MAPPING: usize = INBOX + MESSAGES * 4;
+const SHARED_MEMORY: usize = LEAST_MAPPING + 1;
 const POOL: usize = 128;
 const POOL_WORDS: usize = 512;
-const _: () = assert!(LEAST_MAPPING < POOL);
+const _: () = assert!(SHARED_MEMORY < POOL);
 
 // Words of a target.
 const WHO: usize = 0;
@@ -218,11 +219,12 @@ impl Estate {
     /// Which mappings are managed.
     pub fn set_choice(&self, choice: Choice) {
         self.set(LEAST_MAPPING, choice.least_mapping_bytes);
+        self.set(SHARED_MEMORY, choice.shared_memory.into());
     }
 
     /// The same.
     pub fn choice(&self) -> Choice {
-        Choice { least_mapping_bytes: self.get(LEAST_MAPPING) }
+        Choice { least_mapping_bytes: self.get(LEAST_MAPPING), shared_memory: self.get(SHARED_MEMORY) != 0 }
     }
 
     /// Which pages leave.

@@ -153,7 +153,8 @@ impl fmt::Display for Refusal {
             }
             Self::CloudHypervisor => write!(
                 f,
-                "it speaks Cloud Hypervisor's hand-off, of shared memory, which is not managed; docs/VMM.md says why"
+                "it speaks Cloud Hypervisor's hand-off, which is not served: start it without, and `spillway attach PID --shared-memory` \
+                 (docs/VMM.md)"
             ),
             Self::RegionCount(count) => write!(f, "its message has {count} regions; 1 to 256 are taken"),
             Self::PageSize(bytes) => {

@@ -8,13 +8,17 @@ mod adopt;
 mod announced;
 pub mod btf;
 mod choice;
+mod commons;
 mod doctor;
 mod driver;
 mod error;
 mod estate;
 pub mod handed;
 mod handle;
+mod kernel_file;
 pub mod merging;
+mod outlook;
+mod pins;
 mod placement;
 pub mod procfs;
 mod recording;
@@ -30,6 +34,7 @@ mod watchdog;
 mod watcher;
 
 pub use choice::Choice;
+pub use commons::usable as shared_memory_usable;
 pub use doctor::{Check, doctor, usable};
 pub use error::Error;
 pub use handle::Pager;
@@ -179,8 +184,13 @@ pub struct Snapshot {
     pub merged_profit_bytes: i64,
     /// Why the kernel would not merge what it was asked to, if it ever would not.
     pub share_refused: Option<String>,
-    /// Whether no other pager could take over now: what it must know of so many processes and mappings has no room.
+    /// Whether no other pager could take over now: there is shared memory, or so many processes or mappings that what it must know has
+    /// no room.
     pub unheritable: bool,
+    /// Files of memory that processes share which are managed,
+    pub shared_files: u64,
+    /// and those of them that everyone is known of who has them mapped: their pages may leave.
+    pub shared_files_ready: u64,
     /// Longest time a target's thread was stopped for adoption.
     pub adopt_pause_us: f64,
 }

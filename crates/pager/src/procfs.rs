@@ -2,11 +2,21 @@
 
 use std::fs;
 use std::io::{self, Read as _};
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 
 use spillway_core::{Address, PAGE_BYTES, Span};
 
 use crate::adopt::NAME as AGENT_NAME;
+use spillway_store::vault;
+
+/// Which file a mapping shows, whatever it is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileId {
+    /// The device, major and minor.
+    pub device: (u32, u32),
+    /// The inode.
+    pub inode: u64,
+}
 
 /// A line of `/proc/PID/maps`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,8 +31,10 @@ pub struct Mapping {
     pub executable: bool,
     /// Private to the process.
     pub private: bool,
-    /// Backed by a file.
-    pub file: bool,
+    /// The file that backs it.
+    pub file: Option<FileId>,
+    /// Where in the file it begins, in bytes.
+    pub offset: u64,
     /// Path, or a name in brackets; may be empty.
     pub name: String,
 }
@@ -45,8 +57,11 @@ impl Mapping {
         let start = Address(u64::from_str_radix(start, 16).ok()?);
         let end = Address(u64::from_str_radix(end, 16).ok()?);
         let &[r, w, x, p] = fields.next()?.as_bytes() else { return None };
-        let (_offset, _device) = (fields.next()?, fields.next()?);
-        let file = fields.next()? != "0";
+        let offset = u64::from_str_radix(fields.next()?, 16).ok()?;
+        let (major, minor) = fields.next()?.split_once(':')?;
+        let device = (u32::from_str_radix(major, 16).ok()?, u32::from_str_radix(minor, 16).ok()?);
+        let inode = fields.next()?.parse().ok()?;
+        let file = (inode != 0).then_some(FileId { device, inode });
         let name = fields.collect::<Vec<_>>().join(" ");
         (start < end && start.page() == start && end.page() == end).then_some(Self {
             span: Span { start, end },
@@ -55,15 +70,24 @@ impl Mapping {
             executable: x == b'x',
             private: p == b'p',
             file,
+            offset,
             name,
         })
+    }
+
+    /// Whether it is memory that processes share, and that nobody finds by a path: a memfd, or `MAP_SHARED | MAP_ANONYMOUS`.
+    /// (`/memfd:` may also be one of huge pages: that shows in its file system.)
+    pub fn is_common(&self) -> bool {
+        let memfd = self.name.strip_prefix("/memfd:").and_then(|name| name.strip_suffix(" (deleted)"));
+        let memfd = memfd.is_some_and(|name| ![AGENT_NAME, vault::NAME].contains(&name));
+        !self.private && !self.executable && self.file.is_some() && (self.name == "/dev/zero (deleted)" || memfd)
     }
 
     /// Whether its pages may be managed: private anonymous memory for data. A mapping without any access is included,
     /// because it is an allocator's reserve and becomes writable without notice. Stacks that grow by themselves are not:
     /// the kernel extends them under us. Memory that holds code (just-in-time compilers) stays local.
     pub fn is_manageable(&self) -> bool {
-        let anonymous = self.private && !self.file && !self.executable && (self.writable || !self.readable);
+        let anonymous = self.private && self.file.is_none() && !self.executable && (self.writable || !self.readable);
         let special = self.name.starts_with("[stack") || self.name.starts_with("[v");
         anonymous && !special
     }
@@ -239,6 +263,28 @@ pub(crate) fn read_short(path: &str) -> io::Result<String> {
     let mut bytes = [0; PAGE_BYTES];
     let count = fs::File::open(path)?.read(&mut bytes)?;
     Ok(String::from_utf8_lossy(&bytes[..count]).into_owned())
+}
+
+/// Whether any process but this one has a file open, or mapped, or may have: where we could not ask.
+pub fn is_open_elsewhere(id: FileId) -> bool {
+    let own = std::process::id().cast_signed();
+    let is_it = |about: fs::Metadata| {
+        let device = (rustix::fs::major(about.dev()), rustix::fs::minor(about.dev()));
+        id == FileId { device, inode: about.ino() }
+    };
+    let has = |pid: i32| -> io::Result<bool> {
+        let living = living_thread(pid).unwrap_or(pid);
+        let mut open = if_asked(fs::read_dir(format!("/proc/{living}/fd")))?.into_iter().flatten().flatten();
+        let mapped = if_asked(mappings(pid))?.into_iter().flatten().any(|mapping| mapping.file == Some(id));
+        Ok(mapped || open.any(|entry| fs::metadata(entry.path()).is_ok_and(is_it)))
+    };
+    processes().map_or(true, |pids| pids.into_iter().filter(|pid| *pid != own).any(|pid| has(pid).unwrap_or(true)))
+}
+
+/// Whether a process runs the program that we are.
+pub fn is_of_our_program(pid: i32) -> bool {
+    let program = |of: &str| fs::metadata(format!("/proc/{of}/exe")).map(|about| (about.dev(), about.ino())).ok();
+    program("self").is_some_and(|ours| program(&pid.to_string()) == Some(ours))
 }
 
 /// The threads of `pid`.

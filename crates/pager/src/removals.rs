@@ -17,6 +17,8 @@ use crate::sys::pagemap::Pagemap;
 const FIRST_SCAN: Duration = Duration::from_millis(1);
 /// What is still resident after this was spared, if every thread was seen outside of the kernel's removal since.
 const SPARED_AFTER: Duration = Duration::from_millis(500);
+/// The same of memory that others share, where messages wait for it: after it every thread is asked.
+const SHARED_SPARED_AFTER: Duration = Duration::from_millis(2);
 /// CPU time, in clock ticks, after which a running thread has certainly left a removal of a few gigabytes.
 const TICKS_OUTSIDE: u64 = 3;
 /// Removals remembered for one target; more are merged into one that covers them all.
@@ -30,6 +32,8 @@ struct Removal {
     announced: Instant,
     next_scan: Instant,
     wait: Duration,
+    /// Of memory that others share: that a page is not populated here says nothing of it.
+    is_shared: bool,
     /// CPU ticks of the target's threads when first looked at after the announcement.
     threads: Option<Vec<(i32, u64)>>,
 }
@@ -40,17 +44,19 @@ pub struct Removals(Vec<Removal>);
 
 impl Removals {
     /// A removal was announced.
-    pub fn announced(&mut self, target: TargetId, span: Span, number: u64) {
+    pub fn announced(&mut self, target: TargetId, span: Span, number: u64, is_shared: bool) {
         let now = Instant::now();
+        let alike = |removal: &&mut Removal| (removal.target, removal.is_shared) == (target, is_shared);
         if self.0.len() >= REMOVALS_MAX
-            && let Some(last) = self.0.iter_mut().rev().find(|removal| removal.target == target)
+            && let Some(last) = self.0.iter_mut().rev().find(alike)
         {
             last.span = Span { start: last.span.start.min(span.start), end: last.span.end.max(span.end) };
             (last.number, last.announced, last.threads) = (number, now, None);
             return;
         }
         let next_scan = now + FIRST_SCAN;
-        self.0.push(Removal { target, number, span, announced: now, next_scan, wait: FIRST_SCAN, threads: None });
+        let wait = FIRST_SCAN;
+        self.0.push(Removal { target, number, span, announced: now, next_scan, wait, is_shared, threads: None });
     }
 
     /// Whether any waits to be settled soon.
@@ -78,16 +84,19 @@ impl Removals {
             };
             let Ok(gone) = gone(pagemap, removal.span) else { return false };
             let &mut Removal { target, number, span, .. } = removal;
-            let all_gone = gone.len() == 1 && gone[0] == span;
-            send(Command::RemovalSeen { target, number, gone });
-            let spared = now >= removal.announced + SPARED_AFTER;
+            let all_gone = !removal.is_shared && gone.len() == 1 && gone[0] == span;
+            if !removal.is_shared {
+                send(Command::RemovalSeen { target, number, gone });
+            }
+            let spared_after = if removal.is_shared { SHARED_SPARED_AFTER } else { SPARED_AFTER };
+            let spared = now >= removal.announced + spared_after;
             let before = removal.threads.as_deref().filter(|_| spared);
             if all_gone || before.is_some_and(|before| all_outside(pid, before)) {
-                send(Command::RemovalOver { target, number, span });
+                send(Command::RemovalOver { target, number, span, is_shared: removal.is_shared });
                 return false;
             }
             removal.threads.get_or_insert_with(|| ticks(pid));
-            removal.wait = (removal.wait * 2).min(SPARED_AFTER);
+            removal.wait = (removal.wait * 2).min(spared_after);
             removal.next_scan = now + removal.wait;
             true
         });
@@ -129,7 +138,7 @@ mod tests {
         let pid = std::process::id().cast_signed();
         let pagemap = Pagemap::open(pid).expect("our own");
         let mut removals = Removals::default();
-        removals.announced(target, span, 1);
+        removals.announced(target, span, 1, false);
         removals.0[0].announced -= 2 * SPARED_AFTER;
         let told = std::cell::RefCell::new(Vec::new());
         let mut settle = |known: bool| {

@@ -155,6 +155,10 @@ pub struct Shared {
     pub orphans: AtomicU64,
     /// Whether something that another pager must know has no room.
     pub unheritable: AtomicBool,
+    /// Files of memory that targets share, and those of which pages may leave.
+    pub shared_files: AtomicU64,
+    /// See [`Self::shared_files`].
+    pub shared_files_ready: AtomicU64,
     /// The longest stop of a target's thread for adoption.
     pub pause_ns: AtomicU64,
 }
@@ -235,6 +239,8 @@ impl Shared {
             processes: get(&n.processes),
             refused: self.refused.lock().ok().and_then(|refused| refused.clone()),
             unheritable: self.unheritable.load(Relaxed),
+            shared_files: get(&self.shared_files),
+            shared_files_ready: get(&self.shared_files_ready),
             share_refused: self.share_refused.lock().ok().and_then(|refused| refused.clone()),
             touched_bytes: bytes(&n.touched_pages),
             local_bytes: bytes(&n.local_pages),

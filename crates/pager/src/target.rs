@@ -5,12 +5,15 @@ use std::sync::Arc;
 
 use spillway_core::evict::Run;
 use spillway_core::page::BufferIndex;
-use spillway_core::{Address, PAGE_BYTES_U64, Span, TargetId};
+use spillway_core::pager::Outcome;
+use spillway_core::{Address, PAGE_BYTES_U64, Page, Span, TargetId};
 
 use crate::adopt::Agent;
 use crate::announced::Announced;
 use crate::choice::Choice;
+use crate::commons::Commons;
 use crate::merging::Merging;
+use crate::outlook::Outlook;
 use crate::procfs::Mapping;
 use crate::stretch::Stretch;
 use crate::sys::agent::BATCH_PAGES;
@@ -87,6 +90,8 @@ pub struct Target {
     pub leaving: bool,
     /// Its userfaultfd.
     pub uffd: Uffd,
+    /// Which of its messages come next, where it shares memory.
+    pub outlook: Option<Outlook>,
     /// Its page tables, once its process is known.
     pub pagemap: Option<Pagemap>,
     /// Its mappings, likewise.
@@ -138,6 +143,8 @@ pub struct Target {
     /// It has made its userfaultfd itself, which tells of faults and removals alone; outside of its regions nobody knows what is
     /// missing.
     pub handed: bool,
+    /// It is no process, but memory that several have mapped.
+    pub commons: Option<Box<Commons>>,
     /// What it has announced of late.
     pub announced: Announced,
     /// Said to be unmapped, and to be believed or not once mappings are at rest. Nothing is served or captured until then.
@@ -161,6 +168,7 @@ impl Target {
             tally,
             leaving: false,
             uffd,
+            outlook: None,
             pagemap: None,
             procmap: None,
             agent,
@@ -185,6 +193,7 @@ impl Target {
             asked: 0,
             changes: 0,
             handed: false,
+            commons: None,
             announced: Announced::default(),
             unmapped: Vec::new(),
             waiting: Vec::with_capacity(WAITING_ROOM),
@@ -224,6 +233,39 @@ impl Target {
         }
     }
 
+    /// Installs `pages` at `address` and wakes who waits for them.
+    pub fn copy(&self, address: Address, pages: &[Page]) -> Outcome {
+        self.woken(address, self.uffd.copy(address, pages))
+    }
+
+    /// Installs `pages` pages of zeros at `address`, which cost no memory where that can be, and wakes who waits for them.
+    pub fn zero(&self, address: Address, pages: u64) -> Outcome {
+        self.woken(address, self.uffd.zero(address, pages))
+    }
+
+    /// From now on an access to the page at `address` raises SIGBUS.
+    pub fn poison(&self, address: Address) -> Outcome {
+        match &self.commons {
+            Some(commons) => commons.poison(address),
+            None => self.uffd.poison(address),
+        }
+    }
+
+    /// Waiting faults in `span` are tried again.
+    pub fn wake(&self, span: Span) {
+        match &self.commons {
+            Some(commons) => commons.wake(span),
+            // None is expected to fail.
+            None => drop(self.uffd.wake(span)),
+        }
+    }
+
+    /// The kernel has woken who waited in the target itself.
+    fn woken(&self, address: Address, outcome: Outcome) -> Outcome {
+        self.commons.iter().for_each(|commons| commons.wake(Span::of_pages(address, outcome.done)));
+        outcome
+    }
+
     /// Of `regions`, said to have been unmapped together, those that are there all the same.
     ///
     /// That a mapping is there and registered is not enough: one in front of it may have grown meanwhile, and that would
@@ -256,12 +298,14 @@ impl Target {
 
     /// Whether pages of it may be captured after another look at its events.
     pub fn may_look(&self) -> bool {
-        self.takes_orders() && self.flight == Flight::Idle
+        let is_ready = self.commons.as_ref().is_none_or(|commons| commons.is_ready());
+        self.takes_orders() && self.flight == Flight::Idle && is_ready
     }
 
-    /// Whether it has an agent that captures what it is told to, now or once it has done something else.
+    /// Whether it has an agent that captures what it is told to, now or once it has done something else; or needs none.
     pub fn takes_orders(&self) -> bool {
-        self.agent.is_some() && !self.leaving && !self.deaf
+        let can = self.agent.is_some() || self.commons.as_ref().is_some_and(|commons| commons.takes_orders());
+        can && !self.leaving && !self.deaf
     }
 
     /// Whether its faults may be served now.

@@ -4,10 +4,11 @@
 //! targets. It looks at a process often while it grows towards the budget and seldom otherwise.
 //!
 //! [`looks`] says when and in what order; [`tree`] finds processes, [`process`] is what is known of one; [`adoption`] gives
-//! agents, [`mappings`] registers memory, [`forks`] follows forked children, [`handed`] takes in monitors that hand over their
+//! agents, [`mappings`] registers memory, [`commons`] what processes share, [`forks`] follows forked children, [`handed`] takes in monitors that hand over their
 //! userfaultfd, [`release`] lets go of everything, [`departure`] of one tree.
 
 mod adoption;
+mod commons;
 mod departure;
 mod forks;
 mod handed;
@@ -39,6 +40,7 @@ use crate::tally::{Tally, Trees};
 use crate::watchdog::Watchdog;
 use crate::{Choice, Local, OnPagerDeath};
 
+use commons::Common;
 use departure::Leaving;
 use forks::Orphan;
 use looks::LOOK_SOONEST;
@@ -129,6 +131,10 @@ pub struct Watcher {
     /// Which processes are managed, for everyone to see.
     pub managed: Arc<std::sync::Mutex<Vec<i32>>>,
     processes: HashMap<i32, Process>,
+    /// Files of memory that several have mapped.
+    commons: Vec<Common>,
+    /// When all processes were last looked through for who has them mapped, and how long that took.
+    commons_looked: Option<(Instant, std::time::Duration)>,
     orphans: Vec<Orphan>,
     /// Forked children of which it could not be found out what they have inherited: until then their faults wait.
     untold: Vec<(TargetId, Seen)>,
@@ -181,6 +187,8 @@ impl Watcher {
             shared,
             managed,
             processes: HashMap::new(),
+            commons: Vec::new(),
+            commons_looked: None,
             orphans: Vec::new(),
             untold: Vec::new(),
             uffds: Vec::new(),
@@ -276,8 +284,8 @@ impl Watcher {
                     process.read_at = None;
                 }
             }
-            Report::Removal(target, span, number) => {
-                self.removals.announced(target, span, number);
+            Report::Removal { target, span, number, is_shared } => {
+                self.removals.announced(target, span, number, is_shared);
             }
             Report::Forked { parent, child, uffd, tally } => {
                 self.tree_at = None;
@@ -291,6 +299,7 @@ impl Watcher {
                 self.tree_at = None;
             }
             Report::Unmergeable(target, answer) => self.tell_unmergeable(target, answer),
+            Report::Deserted(commons) => self.hear_deserted(commons),
             Report::Buried(target) => {
                 self.removals.forget(target);
                 self.untold.retain(|(untold, _)| *untold != target);

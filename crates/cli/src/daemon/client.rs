@@ -53,6 +53,14 @@ fn socket() -> Option<(u64, i64, i64)> {
     Some((there.ino(), there.ctime(), there.ctime_nsec()))
 }
 
+/// Why `--shared-memory` is not for one program of a daemon.
+pub(crate) fn shared_memory_is_its() -> Failure {
+    Failure::refused(
+        "the daemon says for all programs whether memory that they share is managed: leave --shared-memory out (`spillway daemon \
+         --shared-memory` does so), or add --no-daemon",
+    )
+}
+
 impl Choice {
     /// The daemon to ask; none where none runs, or none is wanted.
     pub(crate) fn daemon(&self, wanted: &Wanted<'_>) -> Result<Option<Client>, Failure> {

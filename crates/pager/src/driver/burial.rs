@@ -18,6 +18,8 @@ impl Driver {
         if let Some(tape) = &mut self.tape {
             tape.ended(&self.core, target);
         }
+        self.forget_views_of(target);
+        self.commons.retain(|&at| at != target.0 as usize);
         // Whoever takes over forgets all pages of those that are not written down.
         self.strike_out(target);
         let slot = self.targets.get_mut(target.0 as usize).and_then(Option::take);

@@ -32,6 +32,10 @@ impl Driver {
                 if let Some(tape) = &mut self.tape {
                     tape.removed(&self.core, id, span);
                 }
+                if self.shared_removal(at, span) {
+                    return;
+                }
+                let Some(target) = &self.targets[at] else { return };
                 // What has grown in place is registered, and the table does not know it yet.
                 let knows_all = !target.forked && self.core.regions().covers(id, span);
                 if self.core.removed(id, span) || !knows_all {
@@ -56,6 +60,7 @@ impl Driver {
                     target.announced.arrived(Span::of_pages(to, span.pages()));
                 }
                 let _ = target.uffd.wake(span);
+                self.views_changed(at, span, Some(to));
             }
             Event::Fork(uffd) => self.fork(at, uffd),
             Event::Fault { .. } | Event::Unknown => {}
@@ -88,6 +93,7 @@ impl Driver {
             let Some(target) = &self.targets[at] else { return };
             // Faults that were read and not served may wait for a page that is no more: they are tried again.
             let _ = target.uffd.wake(span);
+            self.views_changed(at, span, None);
         }
     }
 
@@ -95,7 +101,7 @@ impl Driver {
     pub(super) fn announce(&mut self, id: TargetId, span: Span) {
         let Some(target) = self.target(id) else { return };
         let (number, span) = target.announced.removal(span);
-        let _ = self.reports.send(Request::Report(Report::Removal(id, span, number)));
+        let _ = self.reports.send(Request::Report(Report::Removal { target: id, span, number, is_shared: false }));
     }
 
     /// Of `span`, said to be unmapped, what is mapped and registered all the same: the kernel says so too when `munmap`
@@ -108,6 +114,10 @@ impl Driver {
 
     /// A scan saw these pages in the target, some time after it began.
     pub(super) fn found(&mut self, id: TargetId, span: Span) {
+        if self.but_for_removals(id, span) != [span] {
+            // What is left out costs memory, as it does not leave; what was found and then removed would come back to life.
+            return self.but_for_removals(id, span).into_iter().for_each(|part| self.core.found(id, part));
+        }
         let removed = self.target(id).map(|target| target.announced.removed_during_scan(span)).unwrap_or_default();
         for &part in &removed {
             if self.core.found_removing(id, part) {
@@ -161,6 +171,7 @@ impl Driver {
         }
         let report = Report::Forked { parent, child, uffd: uffd.clone(), tally: Arc::clone(&tally) };
         let _ = self.reports.send(Request::Report(report));
+        self.inherit_views(parent, child, &uffd);
         let target = Target::new(child, 0, uffd, None, tally);
         let child =
             Target { parent: Some(parent), forked: true, inherits: false, inherits_merging, marked, leaving, ..target };

@@ -1,5 +1,6 @@
 //! What other threads ask of the fault thread, and what it tells them.
 
+use std::fs::File;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 
@@ -10,8 +11,10 @@ use spillway_core::{Address, Span, TargetId, TreeId};
 use spillway_store::Handle;
 
 use super::Driver;
+use super::commons::Joined;
 use super::release::Release;
 use crate::adopt::Agent;
+use crate::procfs::Mapping;
 use crate::stretch::Stretch;
 use crate::sys::uffd::Uffd;
 use crate::tally::Tally;
@@ -92,6 +95,44 @@ pub enum Command {
         /// For the answer.
         reply: Sender<Vec<Span>>,
     },
+    /// A target has mapped a file of memory that others may have mapped, too; what it is to the core is sent back, or none where it
+    /// cannot be managed.
+    Join {
+        /// Whose.
+        target: TargetId,
+        /// The file.
+        file: Arc<File>,
+        /// Its size.
+        pages: u64,
+        /// The mapping.
+        mapping: Box<Mapping>,
+        /// For the answer.
+        reply: Sender<Option<Joined>>,
+    },
+    /// Every mapping of such a file is managed, or not any more: its pages may leave, or may not.
+    Open {
+        /// Which.
+        commons: TargetId,
+        /// Whether.
+        is_ready: bool,
+    },
+    /// Nobody has a commons mapped any more: its file gets what is outside of it, from `from` on. Whether there was any in a part of it
+    /// is answered, and where to go on; none at its end.
+    Restore {
+        /// Which.
+        commons: TargetId,
+        /// From where.
+        from: Address,
+        /// For the answer.
+        reply: Sender<Option<(bool, Address)>>,
+    },
+    /// A commons that nobody has mapped is no more; whether that is so is answered.
+    EndCommons {
+        /// Which.
+        commons: TargetId,
+        /// For the answer.
+        reply: Sender<bool>,
+    },
     /// The pages at these addresses must not leave.
     Keep {
         /// Whose.
@@ -128,6 +169,8 @@ pub enum Command {
         number: u64,
         /// Where.
         span: Span,
+        /// Others share the memory.
+        is_shared: bool,
     },
     /// Answer, once every event that was read before has been acted on and told of.
     Answer {
@@ -209,8 +252,17 @@ pub enum Homeward {
 pub enum Report {
     /// A target has mappings that the table does not know.
     Rescan(TargetId),
-    /// A removal was announced for resident pages; its number, which only grows.
-    Removal(TargetId, Span, u64),
+    /// A removal was announced for resident pages, or for shared ones.
+    Removal {
+        /// By whom.
+        target: TargetId,
+        /// Of what.
+        span: Span,
+        /// Its number, which only grows.
+        number: u64,
+        /// Others share the memory.
+        is_shared: bool,
+    },
     /// A target forked; the userfaultfd is a copy of the child's.
     Forked {
         /// The parent.
@@ -228,6 +280,8 @@ pub enum Report {
     AgentGone(TargetId),
     /// The kernel would not do what it was told of merging, and answered this.
     Unmergeable(TargetId, i64),
+    /// Nobody has mapped this shared memory any more.
+    Deserted(TargetId),
     /// Nothing more will be told of this target.
     Buried(TargetId),
 }
@@ -310,12 +364,23 @@ impl Driver {
                     target.agent = Some(agent);
                     target.placed = 0;
                 }
+                self.look_at_views(id.0 as usize);
                 self.owes_errands = true;
             }
             Command::Inherit { target, wiped, has, seen } => self.inherit(target, &wiped, &has, seen),
             Command::Register { target, stretches, reply } => {
                 let _ = reply.send(self.register(target, &stretches));
             }
+            Command::Join { target, file, pages, mapping, reply } => {
+                let _ = reply.send(self.join(target, &file, pages, &mapping));
+            }
+            Command::Restore { commons, from, reply } => {
+                let _ = reply.send(self.restore(commons, from));
+            }
+            Command::EndCommons { commons, reply } => {
+                let _ = reply.send(self.end_commons(commons));
+            }
+            Command::Open { commons, is_ready } => self.open_commons(commons, is_ready),
             Command::Keep { target, addresses } => self.core.keep(target, &addresses),
             Command::Found { target, spans } => {
                 self.doubt(target, &spans);
@@ -333,7 +398,10 @@ impl Driver {
                     still.into_iter().flatten().for_each(|span| self.core.removal_seen(target, span));
                 }
             }
-            Command::RemovalOver { target: id, number, span } => {
+            Command::RemovalOver { target: id, number, span, is_shared } => {
+                if is_shared {
+                    self.shared_removal_over(id, number);
+                }
                 let Some(target) = self.target(id) else { return };
                 target.announced.settled(number, span);
                 let still = target.announced.unchanged_since(number, span);
@@ -399,6 +467,7 @@ impl Driver {
             return;
         }
         target.inherits = true;
+        self.forget_views_but(id, has);
         let regions: Vec<Span> = self.core.regions().of(id).map(|region| region.span).collect();
         for region in regions {
             for gap in region.without(has.iter().copied()) {

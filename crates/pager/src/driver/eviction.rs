@@ -121,6 +121,9 @@ impl Driver {
     /// Starts to capture `runs`, which were refused just now if `again`.
     pub(super) fn capture(&mut self, at: usize, mut runs: Vec<Run>, again: bool) {
         let Some(target) = &mut self.targets[at] else { return };
+        if target.commons.is_some() {
+            return self.take_out(at, runs);
+        }
         if target.single > 0 {
             target.single -= 1;
             let singles = runs
@@ -153,7 +156,7 @@ impl Driver {
 
     /// A batch brought `captured` pages, and `stuck` would not leave. Faults must not wait for those, and may go past the
     /// budget: a little while the sweep goes on, and freely once it has been round in vain.
-    fn note_yield(&mut self, captured: u64, stuck: u64) {
+    pub(super) fn note_yield(&mut self, captured: u64, stuck: u64) {
         let in_vain = self.yields.note(captured, stuck, self.core.mapped_pages(), now_ns());
         self.core.set_overdraft(match (in_vain, captured) {
             (true, _) => u64::MAX / 2,
@@ -274,11 +277,15 @@ impl Driver {
         self.hands.begin_reading(target.id, agent, elsewhere, &self.core);
         self.hands.finish_reading(false, &mut self.core);
         if captured + stuck == 0 {
-            // Mappings are changing: whoever changes them needs the CPU to say so.
-            self.yields.pause(now_ns());
+            self.pause_captures(now_ns());
         } else {
             self.note_yield(captured, stuck);
         }
+    }
+
+    /// Mappings are changing: whoever changes them needs the CPU to say so.
+    pub(super) fn pause_captures(&mut self, now_ns: u64) {
+        self.yields.pause(now_ns);
     }
 
     pub(super) fn write_one(&mut self, all: bool) -> bool {

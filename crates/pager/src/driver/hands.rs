@@ -86,14 +86,14 @@ impl Hands {
         };
         self.watch.installs(now_ns(), kind);
         let outcome = match what {
-            What::Zeros(_) => target.uffd.copy(address, &self.zeros[..pages]),
-            What::ZeroPages(pages) => target.uffd.zero(address, pages),
-            What::Block(_) => target.uffd.copy(address, &self.block[..pages]),
+            What::Zeros(_) => target.copy(address, &self.zeros[..pages]),
+            What::ZeroPages(pages) => target.zero(address, pages),
+            What::Block(_) => target.copy(address, &self.block[..pages]),
             What::Buffer(buffer) => {
                 let page = self.buffers.page(buffer).map_or(&self.block[0], |(page, _)| page);
-                target.uffd.copy(address, std::slice::from_ref(page))
+                target.copy(address, std::slice::from_ref(page))
             }
-            What::Poison => target.uffd.poison(address),
+            What::Poison => target.poison(address),
         };
         self.watch.did(outcome.done, pages);
         (plan, outcome)

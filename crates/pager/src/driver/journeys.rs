@@ -260,9 +260,9 @@ impl Driver {
         }
         if !whole && let Some(target) = &self.targets[journey.target.0 as usize] {
             // Whoever waits for a page, where it was or where it is by now, tries again and is told what has become of it.
-            let _ = target.uffd.wake(journey.span());
+            target.wake(journey.span());
             for place in places.into_iter().flatten() {
-                let _ = target.uffd.wake(Span::of_pages(place, 1));
+                target.wake(Span::of_pages(place, 1));
             }
         }
         if served && let Some(fault) = journey.fault {
@@ -327,7 +327,7 @@ impl Driver {
         let plan = self.core.shorten(plan, clear as u64);
         let first = at * BLOCK + from;
         self.hands.watch.installs(now_ns(), Kind::Copies);
-        let outcome = target.uffd.copy(address, &self.journeys.blocks[first..first + clear]);
+        let outcome = target.copy(address, &self.journeys.blocks[first..first + clear]);
         self.hands.watch.did(outcome.done, clear);
         Tally::add(&target.tally.fetched_pages, outcome.done);
         if outcome.stop == Some(Stop::NoMemory) {

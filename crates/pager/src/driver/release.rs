@@ -103,7 +103,7 @@ impl Driver {
                 return Brought::NoRoom;
             }
             if outcome.stop == Some(Stop::Exists) {
-                let _ = target.uffd.wake(Span::of_pages(address, 1));
+                target.wake(Span::of_pages(address, 1));
             }
         }
         brought
@@ -113,7 +113,7 @@ impl Driver {
     pub(super) fn poison_lost(&self, whose: impl Fn(&Target) -> bool) -> Poisoned {
         for target in self.targets.iter().flatten().filter(|target| whose(target)) {
             for address in self.core.lost_in(target.id) {
-                match target.uffd.poison(address).stop {
+                match target.poison(address).stop {
                     Some(Stop::Changing) => return Poisoned::Later,
                     Some(Stop::NoMemory) => return Poisoned::NoRoom,
                     // What is there needs none, and what is gone neither.
@@ -150,10 +150,13 @@ impl Driver {
                     let _ = target.uffd.unregister(span);
                 }
             }
-            self.core.ended(target.id);
-            if let Some(estate) = &self.hands.estate {
-                estate.remove(target.id);
+            self.commons.retain(|&at| at != target.id.0 as usize);
+            for view in target.commons.iter().flat_map(|commons| &commons.views) {
+                // What is gone needs none.
+                let _ = view.uffd.unregister(view.span);
             }
+            self.core.ended(target.id);
+            self.strike_out(target.id);
             agents.extend(target.agent.map(|mut agent| {
                 agent.unmerges = (target.merging == Merging::Ours).then_some(target.marked);
                 agent

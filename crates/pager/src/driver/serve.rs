@@ -29,6 +29,7 @@ impl Driver {
 
     /// Serves a fault, or lets it wait.
     pub(super) fn serve(&mut self, at: usize, fault: Waiting) {
+        let Some((at, fault)) = self.whereabouts(at, fault) else { return };
         let Some(target) = &mut self.targets[at] else { return };
         if !target.may_serve() {
             target.waiting.push(fault);
@@ -60,7 +61,7 @@ impl Driver {
         match served {
             Served::Yes => {}
             Served::Wake => {
-                let _ = target.uffd.wake(Span::of_pages(fault.address, 1));
+                target.wake(Span::of_pages(fault.address, 1));
             }
             Served::Later => {
                 target.waiting.push(fault);

@@ -105,6 +105,7 @@ impl Driver {
             succeeds: false,
             owes_errands: false,
             unrecorded: Vec::new(),
+            commons: Vec::new(),
         };
         driver.set_replacement(replacement);
         driver.core.restock();

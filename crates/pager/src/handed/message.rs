@@ -41,6 +41,13 @@ struct Told {
 /// # Errors
 /// What is wrong with it; [`Refusal::Incomplete`] for the beginning of one.
 pub fn parse(bytes: &[u8]) -> Result<Vec<Region>, Refusal> {
+    if let Some(body) = framed(bytes) {
+        return Err(match body {
+            None => Refusal::Incomplete,
+            Some(body) if is_of_cloud_hypervisor(body) => Refusal::CloudHypervisor,
+            Some(_) => Refusal::NoRegions("its length comes first".into()),
+        });
+    }
     let told: Vec<Told> = match serde_json::from_slice(bytes) {
         Ok(told) => told,
         Err(error) if error.is_eof() => return Err(Refusal::Incomplete),
@@ -56,6 +63,15 @@ pub fn parse(bytes: &[u8]) -> Result<Vec<Region>, Refusal> {
         Some(two) => Err(Refusal::Overlapping(two[0].span, two[1].span)),
         None => Ok(regions),
     }
+}
+
+/// What a message says whose length comes first, in four bytes, the lowest first: Cloud Hypervisor's do. None inside where that is not
+/// all there yet.
+fn framed(bytes: &[u8]) -> Option<Option<&[u8]>> {
+    let (length, rest) = bytes.split_first_chunk::<4>()?;
+    let length = usize::try_from(u32::from_le_bytes(*length)).ok()?;
+    // No JSON begins so, as the last of the four is zero.
+    (length <= MESSAGE_BYTES_MAX).then(|| rest.get(..length))
 }
 
 /// Whether it is one object that calls itself a hand-off.
@@ -150,7 +166,13 @@ mod tests {
             assert!(matches!(refused(text), Refusal::NoRegions(_)), "{text}");
         }
         assert!(matches!(parse(&[0xff; 40]), Err(Refusal::NoRegions(_))));
-        let other = r#"{"type":"handoff","version":1,"vmm_pid":7,"regions":[]}"#;
+        let other = r#"{"type":"handoff","version":0,"vmm_pid":7,"mode":"MISSING|WP","regions":[]}"#;
         assert!(matches!(refused(other), Refusal::CloudHypervisor));
+        let mut framed = u32::try_from(other.len()).unwrap().to_le_bytes().to_vec();
+        framed.extend_from_slice(other.as_bytes());
+        assert!(matches!(parse(&framed), Err(Refusal::CloudHypervisor)));
+        assert!((4..framed.len()).all(|end| matches!(parse(&framed[..end]), Err(Refusal::Incomplete))));
+        assert!(matches!(parse(&[2, 0, 0, 0, b'[', b']']), Err(Refusal::NoRegions(_))));
+        assert!(matches!(parse(&[0xff, 0xff, 0xff, 0, b'[']), Err(Refusal::NoRegions(_))));
     }
 }

@@ -131,6 +131,14 @@ impl KernelMemory {
         bytes.first_chunk().map(|bytes| u64::from_ne_bytes(*bytes)).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
     }
 
+    /// Follows pointers: each is at the next offset from where the last one leads.
+    ///
+    /// # Errors
+    /// As [`KernelMemory::read`].
+    pub fn follow(&mut self, from: u64, offsets: &[u64]) -> io::Result<u64> {
+        offsets.iter().try_fold(from, |at, offset| self.word(at.wrapping_add(*offset)))
+    }
+
     fn run(&self, mut context: Context) -> io::Result<u64> {
         let mut test: Attributes = [0; 16];
         test[0] = u64::from(self.program.as_raw_fd().cast_unsigned());

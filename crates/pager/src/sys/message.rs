@@ -29,6 +29,8 @@ pub enum Told {
         thread: i32,
         /// Whether it means to write.
         write: bool,
+        /// Whether the page is there, and protected from writes.
+        protected: bool,
     },
     /// The address space was duplicated.
     Fork {
@@ -69,7 +71,10 @@ impl Message {
         let [a, b, c] = self.arguments;
         let span = Span { start: Address(a), end: Address(b) };
         match self.event {
-            0x12 => Told::Fault { address: Address(b), thread: low_half(c), write: a & 1 != 0 },
+            0x12 => {
+                let (write, protected) = (a & 1 != 0, a & 2 != 0);
+                Told::Fault { address: Address(b), thread: low_half(c), write, protected }
+            }
             0x13 if low_half(a) >= 0 => Told::Fork { fd: low_half(a) },
             0x14 => Told::Remap { from: Address(a), to: Address(b), bytes: c },
             0x15 => Told::Remove(span),
@@ -98,8 +103,13 @@ mod tests {
         let span = Span { start: Address(0x1000), end: Address(0x3000) };
         let high = 0xdead_beef_0000_0000;
         for (event, arguments, told) in [
-            (0x12, [1, 0x5000, high | 42], Told::Fault { address: Address(0x5000), thread: 42, write: true }),
-            (0x12, [2, 0x5000, 7], Told::Fault { address: Address(0x5000), thread: 7, write: false }),
+            (
+                0x12,
+                [1, 0x5000, high | 42],
+                Told::Fault { address: Address(0x5000), thread: 42, write: true, protected: false },
+            ),
+            (0x12, [0, 0x5000, 7], Told::Fault { address: Address(0x5000), thread: 7, write: false, protected: false }),
+            (0x12, [3, 0x5000, 7], Told::Fault { address: Address(0x5000), thread: 7, write: true, protected: true }),
             (0x13, [high | 9, 0, 0], Told::Fork { fd: 9 }),
             (0x13, [0xffff_ffff, 0, 0], Told::Unknown),
             (0x14, [0x1000, 0x8000, 0x2000], Told::Remap { from: Address(0x1000), to: Address(0x8000), bytes: 0x2000 }),

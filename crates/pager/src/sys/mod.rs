@@ -16,3 +16,4 @@ pub mod sequence;
 #[cfg(test)]
 pub mod test;
 pub mod uffd;
+pub mod window;

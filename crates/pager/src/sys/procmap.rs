@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 
 use spillway_core::{Address, Span};
 
-use crate::procfs::{self, Mapping};
+use crate::procfs::{self, FileId, Mapping};
 
 const IOC_QUERY: u64 = 0xC068_6611;
 const READABLE: u64 = 1;
@@ -92,7 +92,9 @@ impl ProcMap {
             writable: has(WRITABLE),
             executable: has(EXECUTABLE),
             private: !has(SHARED),
-            file: argument.inode != 0,
+            file: (argument.inode != 0)
+                .then_some(FileId { device: (argument.device[0], argument.device[1]), inode: argument.inode }),
+            offset: argument.offset,
             name: String::from_utf8_lossy(name.get(..length).unwrap_or_default()).into_owned(),
         })
     }

@@ -1,9 +1,13 @@
 //! For tests: memory of which it is known where it lies, and programs.
 
+use std::io::{self, PipeReader, PipeWriter};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
-use spillway_core::Page;
+use spillway_core::{Address, Page};
+
+use super::fd::{checked, owned};
 
 const BLOCK_BYTES: usize = 2 << 20;
 
@@ -45,6 +49,27 @@ impl Drop for Aligned {
         // SAFETY: our own mapping, of this size, to which no reference is left.
         unsafe { libc::munmap(self.all.as_ptr(), self.bytes) };
     }
+}
+
+/// A pipe that refers to a page of ours instead of having a copy of it: reading, and writing.
+pub fn pipe_of_page(page: Address) -> io::Result<(PipeReader, PipeWriter)> {
+    let (reader, writer) = io::pipe()?;
+    let part = libc::iovec { iov_base: page.0 as *mut _, iov_len: size_of::<Page>() };
+    // SAFETY: the kernel reads one range, and what is there: it is only held for as long as the pipe has it.
+    let count = unsafe { libc::vmsplice(writer.as_raw_fd(), &raw const part, 1, 0) };
+    checked(count as libc::c_long).map(|_| (reader, writer))
+}
+
+/// An io_uring that may read and write a page of ours at any time, until it is closed and some moments more.
+pub fn ring_of_page(page: Address) -> io::Result<OwnedFd> {
+    const REGISTER_BUFFERS: libc::c_uint = 0;
+    let mut parameters = [0_u64; 15];
+    // SAFETY: `struct io_uring_params`, 120 bytes that are writable.
+    let ring = owned(unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, parameters.as_mut_ptr()) })?;
+    let part = libc::iovec { iov_base: page.0 as *mut _, iov_len: size_of::<Page>() };
+    let (fd, what) = (ring.as_raw_fd(), REGISTER_BUFFERS);
+    // SAFETY: one range; nothing is submitted that would use it.
+    checked(unsafe { libc::syscall(libc::SYS_io_uring_register, fd, what, &raw const part, 1) }).map(|_| ring)
 }
 
 /// A program; killed when this is dropped.

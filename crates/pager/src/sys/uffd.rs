@@ -27,6 +27,7 @@ const IOC_COPY: u64 = 0xC028_AA03;
 const IOC_ZEROPAGE: u64 = 0xC020_AA04;
 /// `UFFDIO_MOVE`: issued by the agent only, the kernel refuses it from outside.
 pub const IOC_MOVE: u64 = 0xC028_AA05;
+const IOC_WRITE_PROTECT: u64 = 0xC018_AA06;
 const IOC_POISON: u64 = 0xC020_AA08;
 /// `USERFAULTFD_IOC_NEW` on `/dev/userfaultfd`.
 pub const IOC_NEW: u64 = 0xAA00;
@@ -34,6 +35,7 @@ pub const IOC_NEW: u64 = 0xAA00;
 /// `UFFDIO_MOVE_MODE_ALLOW_SRC_HOLES`: a page that is not there is passed over.
 pub const MOVE_ALLOW_SRC_HOLES: u64 = 2;
 const REGISTER_MISSING: u64 = 1;
+const REGISTER_PROTECTED: u64 = 2;
 
 /// `UFFD_FEATURE_EVENT_FORK`.
 pub const EVENT_FORK: u64 = 1 << 1;
@@ -42,8 +44,12 @@ pub const EVENT_REMOVE: u64 = 1 << 3;
 /// `UFFD_FEATURE_SIGBUS`: faults are signals instead of messages.
 pub const SIGBUS: u64 = 1 << 7;
 
-/// Features that adoption needs: FORK, REMAP, REMOVE, UNMAP events, thread ids, POISON, MOVE.
-pub const FEATURES: u64 = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 6 | 1 << 8 | 1 << 14 | 1 << 16;
+/// What shared memory needs: faults of protected pages that say so, missing pages, protection that outlives the page's mapping
+/// (5.19).
+pub const SHARED_MEMORY: u64 = 1 | 1 << 5 | 1 << 12;
+
+/// Features that adoption needs: FORK, REMAP, REMOVE, UNMAP events, thread ids, POISON, MOVE, and [`SHARED_MEMORY`].
+pub const FEATURES: u64 = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 6 | 1 << 8 | 1 << 14 | 1 << 16 | SHARED_MEMORY;
 
 #[repr(C)]
 struct ApiArgument {
@@ -87,6 +93,13 @@ struct FillArgument {
     done: i64,
 }
 
+/// `struct uffdio_writeprotect`.
+#[repr(C)]
+struct ProtectArgument {
+    range: RangeArgument,
+    mode: u64,
+}
+
 /// `struct uffdio_move`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -112,6 +125,7 @@ const _: () = {
     assert!(size_of::<RangeArgument>() == 0x10);
     assert!(size_of::<CopyArgument>() == 0x28);
     assert!(size_of::<FillArgument>() == 0x20);
+    assert!(size_of::<ProtectArgument>() == 0x18);
     assert!(size_of::<MoveArgument>() == 0x28);
 };
 
@@ -138,6 +152,8 @@ pub enum Event {
         thread: i32,
         /// Whether it means to write.
         write: bool,
+        /// Whether the page is there, and protected from writes.
+        protected: bool,
     },
     /// The address space was duplicated; the child's faults arrive here.
     Fork(Uffd),
@@ -178,7 +194,7 @@ impl Message {
     /// The event in it. Takes ownership of a fork's descriptor: call it once a message.
     pub fn decode(&self) -> Event {
         match self.told() {
-            Told::Fault { address, thread, write } => Event::Fault { address, thread, write },
+            Told::Fault { address, thread, write, protected } => Event::Fault { address, thread, write, protected },
             // SAFETY: the kernel has just opened this descriptor in our table for us (resolve_userfault_fork), and a
             // message is decoded once, so nobody else owns it.
             Told::Fork { fd } => Event::Fork(unsafe { OwnedFd::from_raw_fd(fd) }.into()),
@@ -222,7 +238,19 @@ impl Uffd {
     /// # Errors
     /// EINVAL where a feature is missing, EPERM without `CAP_SYS_PTRACE` (fork events need it).
     pub fn handshake(&self) -> io::Result<()> {
-        self.call(IOC_API, &mut ApiArgument { api: API, features: FEATURES, ioctls: 0 })
+        self.agree(FEATURES)
+    }
+
+    /// Agrees on no more than shared memory of our own needs: nothing is told of it.
+    ///
+    /// # Errors
+    /// EINVAL where a feature is missing.
+    pub fn handshake_of_our_own(&self) -> io::Result<()> {
+        self.agree(SHARED_MEMORY)
+    }
+
+    fn agree(&self, features: u64) -> io::Result<()> {
+        self.call(IOC_API, &mut ApiArgument { api: API, features, ioctls: 0 })
     }
 
     /// The features that this kernel offers, asked on a fresh descriptor.
@@ -241,6 +269,23 @@ impl Uffd {
     /// EINVAL where the span holds no mapping or one that cannot be managed, EBUSY where another userfaultfd has it.
     pub fn register(&self, span: Span) -> io::Result<()> {
         self.call(IOC_REGISTER, &mut RegisterArgument::from(span))
+    }
+
+    /// From now on missing pages of `span`, which is of shared memory, raise faults here, and so do writes to protected ones.
+    ///
+    /// # Errors
+    /// As [`Uffd::register`], and EPERM where the mapping may never be written to.
+    pub fn register_shared(&self, span: Span) -> io::Result<()> {
+        let mode = REGISTER_MISSING | REGISTER_PROTECTED;
+        self.call(IOC_REGISTER, &mut RegisterArgument { range: span.into(), mode, ioctls: 0 })
+    }
+
+    /// Writes to `span`, registered for that, wait from now on; or do no more, and those that wait go on.
+    ///
+    /// # Errors
+    /// EAGAIN while mappings are changing, ENOENT where nothing is mapped and registered so, ESRCH when the address space is gone.
+    pub fn protect(&self, span: Span, protect: bool) -> io::Result<()> {
+        self.call(IOC_WRITE_PROTECT, &mut ProtectArgument { range: span.into(), mode: protect.into() })
     }
 
     /// Missing pages of `span` are the kernel's own again; waiting faults proceed.
@@ -408,4 +453,14 @@ pub fn new_from_syscall() -> io::Result<Uffd> {
     // SAFETY: no pointers.
     super::fd::owned(unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) })
         .map(Uffd::from)
+}
+
+/// A userfaultfd of our own address space for shared memory, through the device where we may open it.
+///
+/// # Errors
+/// As the kernel says.
+pub fn new_of_our_own() -> io::Result<Uffd> {
+    let device = std::fs::File::options().read(true).write(true).open("/dev/userfaultfd");
+    let uffd = device.map_or_else(|_| new_from_syscall(), |device| new_from_device(&device))?;
+    uffd.handshake_of_our_own().map(|()| uffd)
 }

@@ -63,7 +63,7 @@ impl Watcher {
             .filter(|(_, process)| !self.is_leaving(process.tally.tree))
             .map(|(&pid, _)| pid)
             .collect();
-        let large = |pid: &i32| procfs::size(*pid).is_ok_and(|size| size.anonymous_pages >= least);
+        let large = |pid: &i32| procfs::size(*pid).is_ok_and(|size| self.weight(*pid, size) >= least);
         let candidates: Vec<i32> = candidates.into_iter().filter(large).collect();
         if !candidates.is_empty() && !self.uffds.is_empty() {
             self.hear_of_forks();

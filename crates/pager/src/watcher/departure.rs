@@ -129,6 +129,7 @@ impl Watcher {
         self.let_go_of.extend(gone.map(|(&pid, process)| (pid, process.started)));
         self.processes.retain(|_, process| process.tally.tree != tree);
         self.roots.retain(|root| root.tree != tree);
+        self.commons.retain(|common| common.tally.tree != tree);
         self.end_trees();
         self.tell_managed();
     }

@@ -72,7 +72,7 @@ impl Watcher {
                 continue;
             }
             if process.target.is_none() {
-                unmanaged_pages += size.anonymous_pages;
+                unmanaged_pages += self.weight(pid, size);
                 continue;
             }
             let grown = size.anonymous_pages > process.seen.anonymous_pages + GROWTH_PAGES;
@@ -89,6 +89,7 @@ impl Watcher {
         self.hear_of_the_untold();
         self.keep_orphans();
         self.tend_departures();
+        self.tend_commons();
         let_go_of_left();
         changed |= self.adopt_the_grown(unmanaged_pages);
         self.settle_removals();

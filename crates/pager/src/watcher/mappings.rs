@@ -47,6 +47,7 @@ impl Watcher {
             let (reply, answer) = channel();
             self.send(Command::Register { target, stretches, reply });
             let Some(registered) = self.hear(&answer) else { return false };
+            self.join_commons(pid, &mappings);
             let none = registered.is_empty();
             new.extend(registered);
             // What was mapped meanwhile beside a mapping becomes one with it while it is untouched.

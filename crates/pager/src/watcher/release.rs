@@ -46,6 +46,7 @@ impl Watcher {
                     }
                     self.ended = true;
                     self.processes.clear();
+                    self.commons.clear();
                     self.orphans.clear();
                     self.uffds.clear();
                     self.tell_managed();

@@ -1,0 +1,438 @@
+//! Memory that several targets have mapped: who sees what of it, and how its pages leave ([`crate::commons`]).
+
+use std::fs::File;
+use std::sync::Arc;
+
+use spillway_core::evict::{Bytes, Captured, Run};
+use spillway_core::page::BufferIndex;
+use spillway_core::{Address, PAGE_BYTES_U64, Page, Span, TargetId};
+use spillway_store::is_zero;
+
+use super::buffers::Buffer;
+use super::{Driver, Report};
+use crate::commons::{Commons, Taken, View};
+use crate::outlook::Outlook;
+use crate::procfs::{self, Mapping};
+use crate::sys::clock::now_ns;
+use crate::sys::message::MESSAGES;
+use crate::sys::pagemap::Pagemap;
+use crate::sys::procmap::ProcMap;
+use crate::sys::uffd::Uffd;
+use crate::tally::Tally;
+use crate::target::{Target, Waiting};
+use crate::watcher::Request;
+
+/// Pages that are put back between two looks for faults.
+const RESTORED_PAGES: usize = 64;
+
+/// A target sees a file of memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Joined {
+    /// Its identity in the core.
+    pub commons: TargetId,
+    /// Where the first page of the file is, to the core.
+    pub home: Address,
+}
+
+impl Driver {
+    /// `target` has mapped a file of memory of so many pages: it is managed from now on, and leaves once that is all who have mapped it
+    /// ([`super::Command::Open`]). None where it cannot be.
+    pub(super) fn join(&mut self, id: TargetId, file: &Arc<File>, pages: u64, mapping: &Mapping) -> Option<Joined> {
+        let (file_id, target) = (mapping.file?, self.targets.get(id.0 as usize)?.as_ref()?);
+        let (tally, uffd) = (Arc::clone(&target.tally), target.uffd.clone());
+        // Without asking one by one nobody could say where a fault of an unknown address is.
+        target.procmap.as_ref()?.at_or_behind(mapping.span.start).ok()?;
+        let known = self.commons.iter().copied().find(|&at| self.common(at).is_some_and(|it| it.id == file_id));
+        let at = match known {
+            Some(at) if self.targets[at].as_ref()?.tally.tree != tally.tree => return None,
+            Some(at) => at,
+            None => self.found_commons(Commons::of(file_id, Arc::clone(file), pages).ok()?, tally),
+        };
+        let joined = Joined { commons: self.targets[at].as_ref()?.id, home: self.common(at)?.span().start };
+        if !self.show(at, id, &uffd, mapping) {
+            // Nobody would ever end what was made for this mapping alone.
+            if known.is_none() {
+                self.ended(joined.commons);
+            }
+            return None;
+        }
+        Some(joined)
+    }
+
+    /// A commons that was not known.
+    fn found_commons(&mut self, (commons, uffd): (Commons, Uffd), tally: Arc<Tally>) -> usize {
+        let (id, own) = (self.core.add_target(), std::process::id().cast_signed());
+        self.core.assign(id, tally.tree, tally.share());
+        self.core.add_region(id, commons.span());
+        let pagemap = Pagemap::open(own).ok();
+        let target = Target::new(id, own, uffd, None, tally);
+        self.add(Target { handed: true, pagemap, commons: Some(Box::new(commons)), ..target });
+        // What its processes are to find in it is known to this pager alone.
+        self.unrecorded.push(id);
+        self.core.forsake(true);
+        self.commons.push(id.0 as usize);
+        id.0 as usize
+    }
+
+    fn common(&self, at: usize) -> Option<&Commons> {
+        self.targets.get(at)?.as_ref()?.commons.as_deref()
+    }
+
+    fn common_mut(&mut self, at: usize) -> Option<&mut Commons> {
+        self.targets[at].as_mut()?.commons.as_deref_mut()
+    }
+
+    /// Registers what a mapping of `target` shows of a commons as a view of it; false where that cannot be.
+    fn show(&mut self, at: usize, target: TargetId, uffd: &Uffd, mapping: &Mapping) -> bool {
+        let Some(commons) = self.common_mut(at) else { return false };
+        let home = commons.span();
+        let start = Address(home.start.0.saturating_add(mapping.offset));
+        let pages = mapping.span.pages();
+        let is_whole = mapping.offset.is_multiple_of(PAGE_BYTES_U64) && start < home.end;
+        if !is_whole || uffd.register_shared(mapping.span).is_err() {
+            return false;
+        }
+        // Of a part behind the end that the file had nothing is known.
+        let there = home.end.pages_since(start).min(pages);
+        let span = Span::of_pages(mapping.span.start, there);
+        commons.add_view(View { target, uffd: uffd.clone(), span, home: start });
+        there == pages
+    }
+
+    /// Whether every mapping of a commons is a view of it: without, nothing leaves.
+    pub(super) fn open_commons(&mut self, id: TargetId, is_ready: bool) {
+        if let Some(commons) = self.target(id).and_then(|target| target.commons.as_mut()) {
+            commons.open(is_ready);
+        }
+    }
+
+    /// Where a fault belongs: to a commons, if its address shows one. None if that cannot be told now: it waits.
+    pub(super) fn whereabouts(&mut self, at: usize, fault: Waiting) -> Option<(usize, Waiting)> {
+        let target = self.targets[at].as_ref()?;
+        if self.commons.is_empty() || target.commons.is_some() {
+            return Some((at, fault));
+        }
+        let id = target.id;
+        if let Some(found) = self.in_commons(target, fault) {
+            return Some(found);
+        }
+        if self.core.regions().at(id, fault.address).is_some() {
+            return Some((at, fault));
+        }
+        // It may be a mapping that has moved, or that was said to be gone and is not: zeros would be everyone's.
+        let asked = self.mapping_at(at, fault);
+        match asked {
+            Some(Some(mapping)) if !mapping.private && mapping.file.is_some() => {
+                let uffd = target.uffd.clone();
+                let its = self.commons.iter().copied().find(|&at| self.common(at).map(|it| it.id) == mapping.file);
+                let Some(its) = its else {
+                    // It is none of ours, and came to be registered with what lies beside it: the kernel's own again.
+                    let _ = uffd.unregister(mapping.span);
+                    return None;
+                };
+                self.show(its, id, &uffd, &mapping);
+                let found = self.targets[at].as_ref().and_then(|target| self.in_commons(target, fault));
+                if found.is_none() {
+                    let _ = self.reports.send(Request::Report(Report::Rescan(id)));
+                    self.targets[at].as_mut()?.waiting.push(fault);
+                }
+                found
+            }
+            Some(_) => Some((at, fault)),
+            None => {
+                self.targets[at].as_mut()?.waiting.push(fault);
+                None
+            }
+        }
+    }
+
+    /// How many messages of a target may be read now. Where it shares memory, none of a change is read before it was seen what it
+    /// is of: `MADV_REMOVE` and `MADV_DONTNEED` are told of in the same words.
+    pub(super) fn messages_to_read(&mut self, at: usize) -> usize {
+        let Some(id) = self.targets[at].as_ref().map(|target| target.id) else { return 0 };
+        if !self.commons.iter().any(|&at| self.common(at).is_some_and(|commons| commons.is_seen_by(id))) {
+            return MESSAGES;
+        }
+        let Some(target) = &mut self.targets[at] else { return 0 };
+        let (uffd, pid) = (target.uffd.clone(), Some(target.pid).filter(|pid| *pid > 0));
+        let mut outlook = target.outlook.take().unwrap_or_else(|| Outlook::of(&uffd));
+        let most = outlook.look(&uffd, pid, || self.relatives()).min(MESSAGES);
+        if let Some(target) = &mut self.targets[at] {
+            target.outlook = Some(outlook);
+        }
+        most
+    }
+
+    /// A change of a target was read: what it is of is known now, if it can be.
+    pub(super) fn look_late(&mut self, at: usize) {
+        let Some(target) = &mut self.targets[at] else { return };
+        let pid = Some(target.pid).filter(|pid| *pid > 0);
+        let Some(mut outlook) = target.outlook.take() else { return };
+        outlook.look_late(pid, || self.relatives());
+        if let Some(target) = &mut self.targets[at] {
+            target.outlook = Some(outlook);
+        }
+    }
+
+    /// All processes that are served, with their children and grandchildren.
+    fn relatives(&self) -> Vec<i32> {
+        let served = self.targets.iter().flatten().filter(|target| target.commons.is_none() && target.pid > 0);
+        let mut all: Vec<i32> = served.map(|target| target.pid).collect();
+        for _ in 0..2 {
+            let children: Vec<i32> = all.iter().flat_map(|&pid| procfs::children(pid).unwrap_or_default()).collect();
+            all.extend(children);
+            all.sort_unstable();
+            all.dedup();
+        }
+        all
+    }
+
+    /// A target gives up pages that it shares, or its own mapping of them; false where it shares none there.
+    pub(super) fn shared_removal(&mut self, at: usize, span: Span) -> bool {
+        let Some(target) = &self.targets[at] else { return false };
+        let (id, removes) = (target.id, target.outlook.as_ref().is_some_and(|outlook| outlook.removes(span)));
+        let shown = |view: &View| {
+            let part = view.within(span).filter(|_| view.target == id)?;
+            Some(Span::of_pages(part.home, part.span.pages()))
+        };
+        let all = self.commons.iter().flat_map(|&at| {
+            let views = self.common(at).map_or(&[][..], |commons| &commons.views);
+            views.iter().filter_map(shown).map(move |home| (at, home))
+        });
+        let all: Vec<(usize, Span)> = all.collect();
+        if all.is_empty() || !removes {
+            return !all.is_empty();
+        }
+        let Some((number, span)) = self.target(id).map(|target| target.announced.removal(span)) else { return false };
+        for (at, home) in all {
+            // What is there waits until it is gone, and does not leave before.
+            self.core.removed(TargetId(u32::try_from(at).unwrap_or(u32::MAX)), home);
+            self.common_mut(at).into_iter().for_each(|commons| commons.removal_begins(id, number, home));
+        }
+        let _ = self.reports.send(Request::Report(Report::Removal { target: id, span, number, is_shared: true }));
+        true
+    }
+
+    /// A removal must have happened by now, if it was one of shared pages.
+    pub(super) fn shared_removal_over(&mut self, id: TargetId, number: u64) {
+        for nth in 0..self.commons.len() {
+            let at = self.commons[nth];
+            let its = TargetId(u32::try_from(at).unwrap_or(u32::MAX));
+            while let Some((home, there)) = self.common_mut(at).and_then(|it| it.removal_ends(id, number)) {
+                // What another is about to remove waits for that.
+                let others = self.common(at).map(Commons::removing).unwrap_or_default();
+                for home in home.without(others.into_iter()) {
+                    for gone in home.without(there.iter().copied()) {
+                        self.core.removal_seen(its, gone);
+                    }
+                    self.core.removal_over(its, home);
+                }
+            }
+        }
+    }
+
+    /// The page of a commons that a fault of `target` is about, noted as waited for.
+    fn in_commons(&self, target: &Target, fault: Waiting) -> Option<(usize, Waiting)> {
+        self.commons.iter().find_map(|&at| {
+            let commons = self.common(at)?;
+            let home = commons.seen_at(target.id, fault.address)?;
+            commons.awaits(target.id, &target.uffd, fault.address, home);
+            Some((at, Waiting { address: home, ..fault }))
+        })
+    }
+
+    /// What is mapped where a fault is; none where it cannot be told.
+    fn mapping_at(&self, at: usize, fault: Waiting) -> Option<Option<Mapping>> {
+        let target = self.targets[at].as_ref()?;
+        let of_thread = || ProcMap::open(fault.thread).ok().filter(|_| fault.thread > 0);
+        let found = match &target.procmap {
+            Some(procmap) => procmap.at_or_behind(fault.address).ok()?,
+            None => of_thread()?.at_or_behind(fault.address).ok()?,
+        };
+        Some(found.filter(|mapping| mapping.span.start <= fault.address))
+    }
+
+    /// A thread means to write to a page that was protected while it was to leave.
+    pub(super) fn unprotect(&mut self, at: usize, fault: Waiting) {
+        let Some(target) = &mut self.targets[at] else { return };
+        if target.uffd.protect(Span::of_pages(fault.address, 1), false).is_err() {
+            // Mappings are changing: it is woken later, and asks again.
+            target.waiting.push(fault);
+        }
+    }
+
+    /// Of what its parent sees a child has only what is in `has`.
+    pub(super) fn forget_views_but(&mut self, id: TargetId, has: &[Span]) {
+        let everything = Span { start: Address(0), end: Address(!(PAGE_BYTES_U64 - 1)) };
+        for nth in 0..self.commons.len() {
+            let Some(commons) = self.common_mut(self.commons[nth]) else { continue };
+            everything.without(has.iter().copied()).into_iter().for_each(|span| commons.forget_views(id, span));
+        }
+    }
+
+    /// What was found of a commons, but for what is being removed of it.
+    pub(super) fn but_for_removals(&self, id: TargetId, span: Span) -> Vec<Span> {
+        let removing = self.common(id.0 as usize).map(Commons::removing).unwrap_or_default();
+        span.without(removing.into_iter())
+    }
+
+    /// A child has what its parent sees.
+    pub(super) fn inherit_views(&mut self, parent: TargetId, child: TargetId, uffd: &Uffd) {
+        for nth in 0..self.commons.len() {
+            let Some(commons) = self.common_mut(self.commons[nth]) else { continue };
+            let its = commons.views.iter().filter(|view| view.target == parent).cloned().collect::<Vec<_>>();
+            let views = its.into_iter().map(|view| View { target: child, uffd: uffd.clone(), ..view });
+            commons.views.extend(views);
+        }
+    }
+
+    /// A mapping of a target has moved, or is gone: what it sees now.
+    pub(super) fn views_changed(&mut self, at: usize, span: Span, to: Option<Address>) {
+        let Some(target) = self.targets[at].as_ref().filter(|_| !self.commons.is_empty()) else { return };
+        if target.procmap.is_some() {
+            return self.look_at_views(at);
+        }
+        // Of a child whose process is not known what was said must do. What is not so is looked up when it faults.
+        let id = target.id;
+        for nth in 0..self.commons.len() {
+            let Some(commons) = self.common_mut(self.commons[nth]) else { continue };
+            let shown = commons.views.iter().filter(|view| view.target == id).filter_map(|view| view.within(span));
+            let moved = shown.collect::<Vec<_>>();
+            commons.forget_views(id, span);
+            for view in to.map_or(Vec::new(), |to| moved.into_iter().map(|view| view.moved(span.start, to)).collect()) {
+                commons.add_view(view);
+            }
+        }
+        self.tell_deserted();
+    }
+
+    /// Mappings of a target have changed: what it sees now.
+    pub(super) fn look_at_views(&mut self, at: usize) {
+        let Some(target) = &self.targets[at] else { return };
+        let (id, uffd) = (target.id, target.uffd.clone());
+        if !self.commons.iter().any(|&at| self.common(at).is_some_and(|commons| commons.is_seen_by(id))) {
+            return;
+        }
+        let Some(procmap) = &target.procmap else { return };
+        let (mut mappings, mut from) = (Vec::new(), Address(0));
+        while let Ok(Some(mapping)) = procmap.at_or_behind(from) {
+            from = mapping.span.end;
+            mappings.extend((!mapping.private && mapping.file.is_some()).then_some(mapping));
+        }
+        for nth in 0..self.commons.len() {
+            let at = self.commons[nth];
+            let Some(commons) = self.common_mut(at) else { continue };
+            let file = Some(commons.id);
+            commons.forget_views(id, Span { start: Address(0), end: Address(u64::MAX) });
+            for mapping in mappings.iter().filter(|mapping| mapping.file == file) {
+                if !self.show(at, id, &uffd, mapping)
+                    && let Some(commons) = self.common_mut(at)
+                {
+                    commons.open(false);
+                }
+            }
+        }
+        self.tell_deserted();
+    }
+
+    /// The views that a target had are no more.
+    pub(super) fn forget_views_of(&mut self, id: TargetId) {
+        // Whoever has ended has also ended what it was at.
+        let begun = self.commons.iter().filter_map(|&at| Some(self.common(at)?.removals_of(id))).flatten();
+        begun.collect::<Vec<_>>().into_iter().for_each(|number| self.shared_removal_over(id, number));
+        for nth in 0..self.commons.len() {
+            self.common_mut(self.commons[nth]).into_iter().for_each(|commons| commons.forget(id));
+        }
+        self.tell_deserted();
+    }
+
+    /// Tells of what nobody sees any more.
+    fn tell_deserted(&self) {
+        for target in self.commons.iter().filter_map(|&at| self.targets[at].as_ref()) {
+            if target.commons.as_ref().is_some_and(|commons| commons.views.is_empty()) {
+                let _ = self.reports.send(Request::Report(Report::Deserted(target.id)));
+            }
+        }
+    }
+
+    /// Ends a commons, unless somebody sees it again.
+    pub(super) fn end_commons(&mut self, id: TargetId) -> bool {
+        let is_seen = self.common(id.0 as usize).map(|commons| !commons.views.is_empty());
+        if is_seen == Some(false) {
+            self.ended(id);
+        }
+        is_seen != Some(true)
+    }
+
+    /// Puts a few pages back into the file of a commons: whether there were any in the part that begins at `from`, and where the next
+    /// begins.
+    pub(super) fn restore(&mut self, id: TargetId, from: Address) -> Option<(bool, Address)> {
+        let mut outside = Vec::with_capacity(RESTORED_PAGES);
+        let next = self.core.outside_of(id, from, RESTORED_PAGES, &mut outside);
+        if !outside.is_empty() {
+            // It waits for no room: it is nobody's any more.
+            self.core.lend(u64::MAX / 2);
+            self.install_outside(&outside);
+            self.lend();
+        }
+        next.map(|next| (!outside.is_empty(), next))
+    }
+
+    /// Takes pages of a commons out, in place of an agent.
+    pub(super) fn take_out(&mut self, at: usize, mut runs: Vec<Run>) {
+        // Where a mapping is said to be gone, another may be in its place that is not known yet.
+        let is_sure =
+            |view: &View| self.targets[view.target.0 as usize].as_ref().is_none_or(|it| it.unmapped.is_empty());
+        if !self.common(at).is_some_and(|commons| commons.views.iter().all(is_sure)) {
+            let pages = runs.iter().flat_map(|run| (0..run.pages).map(|nth| run.page.plus(nth)));
+            pages.for_each(|page| self.core.captured(page, Captured::Untried));
+            return self.pause_captures(now_ns());
+        }
+        let (mut captured, mut stuck, mut odd) = (0, 0, None);
+        for run in &runs {
+            let Some(commons) = self.targets[at].as_mut().and_then(|target| target.commons.as_mut()) else { return };
+            // `next_capture` chose no more pages than buffers are free.
+            let take = |_| self.core.take_buffer().expect("a buffer for each page chosen");
+            let buffers: Vec<BufferIndex> = (0..run.pages).map(take).collect();
+            let mut lent: Vec<Buffer> = buffers.iter().map(|buffer| self.hands.buffers.lend(*buffer)).collect();
+            let mut pages: Vec<&mut Page> = lent.iter_mut().map(Buffer::page_mut).collect();
+            let (taken, who) = commons.take_out(Span::of_pages(run.address, run.pages), &mut pages);
+            odd = who.or(odd);
+            let out = taken.iter().filter(|taken| **taken == Taken::Out).count() as u64;
+            if let Some(tape) = self.tape.as_mut().filter(|_| out == run.pages) {
+                tape.evicted(*run, out);
+            }
+            captured += out;
+            stuck += taken.iter().filter(|taken| **taken == Taken::Stays).count() as u64;
+            for (nth, ((buffer, mut memory), taken)) in buffers.into_iter().zip(lent).zip(taken).enumerate() {
+                let page = run.page.plus(nth as u64);
+                memory.known.forget();
+                let bytes = if is_zero(memory.page()) { Bytes::Zero } else { Bytes::Here };
+                self.hands.buffers.give_back(buffer, memory);
+                let outcome = match taken {
+                    Taken::Out => Captured::Moved(buffer),
+                    Taken::Stays => Captured::Stuck,
+                    Taken::Untried => Captured::Untried,
+                };
+                if taken != Taken::Out {
+                    self.core.return_buffer(buffer);
+                }
+                self.core.captured(page, outcome);
+                if taken == Taken::Out {
+                    self.core.read(page, buffer, bytes);
+                }
+            }
+        }
+        runs.clear();
+        if let Some(target) = &mut self.targets[at] {
+            target.runs = runs;
+            Tally::add(&target.tally.evicted_pages, captured);
+        }
+        odd.into_iter().for_each(|odd| self.look_at_views(odd.0 as usize));
+        if captured + stuck == 0 {
+            self.pause_captures(now_ns());
+        } else {
+            self.note_yield(captured, stuck);
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! Memory that several processes have mapped: who has it, so that all of them are managed before any of it leaves.
+//!
+//! Its pages are missing to whoever maps the file and is not registered: it would read zeros, and nobody would be asked. Of
+//! anonymous shared memory all mappings come from one by forks, which are told of; a memfd can be handed to anyone, at any time,
+//! and who maps one is seen afterwards. That is why it is managed only where a user says so.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use spillway_core::{Address, PAGE_BYTES_U64, Span, TargetId};
+
+use super::Watcher;
+use super::process::Process;
+use crate::driver::{Command, Joined, portions};
+use crate::error::Error;
+use crate::procfs::{self, FileId, Mapping, Size};
+use crate::sys::process::share_memory;
+use crate::sys::window::{is_memory, next_data};
+use crate::tally::Tally;
+
+/// How often all processes are looked through for who has mapped it: while not all are managed, and afterwards.
+const LOOK_UNTIL_READY: Duration = Duration::from_millis(4);
+const LOOK_WHEN_READY: Duration = Duration::from_secs(1);
+/// Looks in a row that find everyone managed. A process that is being forked as another is registered is in no list yet.
+const LOOKS_AGREE: u32 = 2;
+/// How long pages are put back before it is looked for other things again.
+const RESTORE_WITHIN: Duration = Duration::from_millis(50);
+/// What does not come to be managed in so many looks is looked at seldom.
+const REFUSALS_MAX: u32 = 50;
+/// Looking through all processes when all are managed may take this share of the time: one part in twenty. Half of it, before.
+const LOOK_SHARE: u32 = 20;
+
+/// A file of memory that is managed.
+pub(super) struct Common {
+    id: FileId,
+    /// What it is to the core.
+    joined: Joined,
+    file: Arc<File>,
+    /// What is told of the tree that it belongs to.
+    pub(super) tally: Arc<Tally>,
+    /// Looks in a row that found everyone managed.
+    agreed: u32,
+    is_ready: bool,
+    /// Looks in a row that did not.
+    refusals: u32,
+    /// Nobody has it mapped.
+    is_deserted: bool,
+}
+
+impl Watcher {
+    /// Has what a process shares with others managed, too, where that is wanted.
+    pub(super) fn join_commons(&mut self, pid: i32, mappings: &[Mapping]) {
+        let Some(target) = self.processes.get(&pid).and_then(|process| process.target) else { return };
+        let choice = self.choice;
+        for mapping in mappings.iter().filter(|mapping| choice.takes_shared(mapping)) {
+            // Also what was seen before: it may have been unmapped, and mapped again at the same place.
+            let _ = mapping.file.is_some_and(|id| self.join(target, pid, id, mapping));
+        }
+    }
+
+    fn join(&mut self, target: TargetId, pid: i32, id: FileId, mapping: &Mapping) -> bool {
+        let known = self.commons.iter().position(|common| common.id == id);
+        let file = match known {
+            Some(at) => Arc::clone(&self.commons[at].file),
+            None => {
+                let Span { start, end } = mapping.span;
+                let path = format!("/proc/{pid}/map_files/{:x}-{:x}", start.0, end.0);
+                match File::options().read(true).write(true).open(path) {
+                    Ok(file) if is_memory(&file) => Arc::new(file),
+                    _ => return false,
+                }
+            }
+        };
+        let Ok(about) = file.metadata() else { return false };
+        let pages = about.len().div_ceil(PAGE_BYTES_U64);
+        let (reply, answer) = channel();
+        let (copy, mapping) = (Arc::clone(&file), Box::new(mapping.clone()));
+        self.send(Command::Join { target, file: copy, pages, mapping, reply });
+        let Some(Some(joined)) = self.hear(&answer) else { return false };
+        if known.is_none() {
+            let (agreed, is_ready, refusals, is_deserted) = (0, false, 0, false);
+            let tally = self.tally_of(pid, None);
+            self.commons.push(Common { id, joined, file, tally, agreed, is_ready, refusals, is_deserted });
+        }
+        self.commons.iter_mut().filter(|common| common.id == id).for_each(|common| common.is_deserted = false);
+        true
+    }
+
+    /// Looks for who has mapped what is managed, and manages them as well.
+    pub(super) fn tend_commons(&mut self) {
+        self.end_deserted();
+        let is_ready = self.commons.iter().all(|common| common.is_ready || common.refusals >= REFUSALS_MAX);
+        let rest = |took: Duration| match is_ready {
+            true => LOOK_WHEN_READY.max(took * LOOK_SHARE),
+            false => LOOK_UNTIL_READY.max(took),
+        };
+        let rests = self.commons_looked.is_some_and(|(at, took)| at.elapsed() < rest(took));
+        if self.commons.is_empty() || rests {
+            return;
+        }
+        let begun = Instant::now();
+        let Some(having) = self.who_has_commons() else { return };
+        for at in 0..self.commons.len() {
+            let (id, tally) = (self.commons[at].id, Arc::clone(&self.commons[at].tally));
+            if self.is_leaving(tally.tree) {
+                continue;
+            }
+            let mut all = true;
+            for (pid, mappings) in &having {
+                let its: Vec<&Mapping> = mappings.iter().filter(|mapping| mapping.file == Some(id)).collect();
+                all &= its.is_empty() || self.is_managed_in(*pid, &its, &tally);
+            }
+            let common = &mut self.commons[at];
+            common.refusals = if all { 0 } else { common.refusals.saturating_add(1) };
+            common.agreed = if all { common.agreed.saturating_add(1) } else { 0 };
+            let is_ready = common.agreed >= LOOKS_AGREE;
+            if is_ready && !common.is_ready {
+                self.find_in_common(at);
+            }
+            let common = &mut self.commons[at];
+            // It may have been closed meanwhile, where mappings could not be registered.
+            if std::mem::replace(&mut common.is_ready, is_ready) || is_ready {
+                let commons = common.joined.commons;
+                self.send(Command::Open { commons, is_ready });
+            }
+        }
+        self.commons_looked = Some((Instant::now(), begun.elapsed()));
+    }
+
+    /// Ends what nobody has mapped any more. Who has it open may map it again, and is given all of it back; without, it is gone.
+    fn end_deserted(&mut self) {
+        while let Some(at) = self.commons.iter().position(|common| common.is_deserted) {
+            let Common { id, joined, .. } = self.commons[at];
+            if procfs::is_open_elsewhere(id) && !self.restore(joined) {
+                return;
+            }
+            let (reply, answer) = channel();
+            self.send(Command::EndCommons { commons: joined.commons, reply });
+            self.commons[at].is_deserted = false;
+            if self.hear(&answer) == Some(true) {
+                self.commons.swap_remove(at);
+            }
+        }
+    }
+
+    /// All processes but this one that have any of it mapped, and those mappings; none where we could not ask.
+    fn who_has_commons(&self) -> Option<Vec<(i32, Vec<Mapping>)>> {
+        let own = std::process::id().cast_signed();
+        let mut having = Vec::new();
+        for pid in procfs::processes().ok()?.into_iter().filter(|pid| *pid != own) {
+            match procfs::mappings(pid) {
+                Ok(mut mappings) => {
+                    mappings.retain(|mapping| self.commons.iter().any(|common| mapping.file == Some(common.id)));
+                    having.extend((!mappings.is_empty()).then_some((pid, mappings)));
+                }
+                Err(error) if procfs::is_for_want_of(&error) => return None,
+                // It is gone, or not to be looked into: then it has not been handed what is ours.
+                Err(_) => {}
+            }
+        }
+        Some(having)
+    }
+
+    /// Whether a process is managed, and all of its mappings of a file; if not, it is made to be.
+    fn is_managed_in(&mut self, pid: i32, its: &[&Mapping], tally: &Arc<Tally>) -> bool {
+        // What a process has for itself of the file it would have to be asked for, too, and may differ.
+        if its.iter().any(|mapping| mapping.private) {
+            return false;
+        }
+        if self.processes.get(&pid).is_none_or(|process| process.target.is_none()) {
+            // Of a forked child whose process is not known yet all is registered that its parent had.
+            let is_covered = |flag, span: Span| {
+                let registered = procfs::mappings_with_flag(pid, &[flag]).unwrap_or_default();
+                span.without(registered.iter().map(|(span, _)| *span)).is_empty()
+            };
+            let is_whole = |mapping: &&Mapping| ["um", "uw"].iter().all(|flag| is_covered(flag, mapping.span));
+            if !self.orphans.is_empty() && its.iter().all(is_whole) {
+                return true;
+            }
+            // A child of vfork has its parent's memory until it calls exec.
+            let mut managed = self.processes.iter().filter(|(_, process)| process.target.is_some());
+            if managed.any(|(&other, _)| share_memory(pid, other)) {
+                return true;
+            }
+            if self.adopt_for_commons(pid, tally).is_none() {
+                return false;
+            }
+        }
+        let Some(target) = self.processes.get(&pid).and_then(|process| process.target) else { return false };
+        its.iter().all(|mapping| mapping.file.is_some_and(|id| self.join(target, pid, id, mapping)))
+    }
+
+    /// A process that has mapped what is managed is managed, too, with the tree that it shares that with.
+    fn adopt_for_commons(&mut self, pid: i32, tally: &Arc<Tally>) -> Option<()> {
+        // Another pager has it mapped to look at it, and would be served by one that it serves.
+        if self.let_go_of.contains_key(&pid) || procfs::is_of_our_program(pid) {
+            return None;
+        }
+        self.hear_of_forks();
+        let started = procfs::stat(pid).ok()?.started;
+        let process = self.processes.entry(pid).or_insert_with(|| Process::new(started, Arc::clone(tally)));
+        if process.refused {
+            return None;
+        }
+        match self.adopt(pid, None) {
+            Ok(()) => {
+                self.read_mappings(pid);
+                return Some(());
+            }
+            Err(Error::Ended(_) | Error::NoSuchProcess(_)) => self.forget(pid),
+            // It may be in a fault that is to be served first: it is tried again.
+            Err(Error::DidNotStop(_)) => {}
+            Err(error) => {
+                self.processes.entry(pid).and_modify(|process| process.refused = true);
+                if let Ok(mut refused) = self.shared.refused.lock() {
+                    *refused = Some(error.to_string());
+                }
+            }
+        }
+        None
+    }
+
+    /// Tells the fault thread which pages of a commons are there.
+    fn find_in_common(&self, at: usize) {
+        let Common { file, joined, .. } = &self.commons[at];
+        let place = |offset: u64| Address(joined.home.0 + offset).page();
+        let (mut found, mut from) = (Vec::new(), 0);
+        while let Some((start, end)) = next_data(file, from) {
+            found.push(Span { start: place(start), end: place(end.next_multiple_of(PAGE_BYTES_U64)) });
+            from = end;
+        }
+        for spans in portions(found) {
+            self.send(Command::Found { target: joined.commons, spans });
+        }
+    }
+
+    /// Nobody has this mapped any more.
+    pub(super) fn hear_deserted(&mut self, commons: TargetId) {
+        let found = self.commons.iter_mut().find(|common| common.joined.commons == commons);
+        found.into_iter().for_each(|common| (common.is_deserted, common.agreed) = (true, 0));
+    }
+
+    /// Puts all pages of a commons back where they were; false where there was no time for all of them.
+    fn restore(&mut self, Joined { commons, home }: Joined) -> bool {
+        self.send(Command::Open { commons, is_ready: false });
+        let (begun, mut from, mut found) = (Instant::now(), home, false);
+        while begun.elapsed() < RESTORE_WITHIN {
+            let (reply, answer) = channel();
+            self.send(Command::Restore { commons, from, reply });
+            match self.hear(&answer).flatten() {
+                Some((any, next)) => (from, found) = (next, found | any),
+                // A pass that has found none is the last.
+                None if !found => return true,
+                None => (from, found) = (home, false),
+            }
+        }
+        false
+    }
+
+    /// What a process has that could be managed, in pages: with what it shares, where that is wanted.
+    pub(super) fn weight(&self, pid: i32, size: Size) -> u64 {
+        let shared =
+            || procfs::status_field(pid, "RssShmem").and_then(|text| text.split(' ').next()?.parse::<u64>().ok());
+        let shared = if self.choice.shared_memory { shared() } else { None };
+        size.anonymous_pages + shared.map_or(0, |kib| kib * 1024 / PAGE_BYTES_U64)
+    }
+}
