@@ -16,7 +16,7 @@ import time
 import guests
 import pytest
 from guests import Console
-from harness import MIB, PEAK_ALLOWANCE, eventually, half
+from harness import MIB, PEAK_ALLOWANCE, children, eventually, half
 from mechanics import Program, has_agent, let_go, refused, registered
 from test_takeover import nothing_of_ours
 
@@ -240,6 +240,9 @@ def test_a_killed_pager_leaves_it_waiting(spillway, native_family):
     time.sleep(0.5)
     # It has said nothing of wrong bytes, and waits.
     assert whole.program.process.poll() is None and whole.program.lines.empty()
+    # Its children would wait for ever, too.
+    for child in children(whole.pid):
+        os.kill(child, signal.SIGKILL)
 
 
 def test_nothing_of_it_is_managed_unless_one_says_so(processes, spillway, sharers, tmp_path):
