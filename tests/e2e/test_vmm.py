@@ -1,6 +1,7 @@
-"""`spillway vmm`: monitors that hand over their userfaultfd, as Firecracker does; and those that send nonsense.
+"""`spillway vmm`: monitors that hand over their userfaultfd, as Firecracker does, and as is proposed for Cloud Hypervisor; and those that
+send nonsense.
 
-tests/programs/vmm.c is the monitor and its guest in one, and knows every byte.
+tests/programs/vmm.c is the former and its guest in one, handoff.c the latter with a vhost-user back end; they know every byte.
 """
 
 import array
@@ -284,12 +285,12 @@ def region(start=WHERE, size=1 << 20, offset=0, **more):
     return {"base_host_virt_addr": start, "size": size, "offset": offset, "page_size": 4096, **more}
 
 
-def userfaultfd(agree=True):
-    """A userfaultfd of our own that tells of removals."""
+def userfaultfd(agree=True, features=8):
+    """A userfaultfd of our own; by default one that tells of removals."""
     descriptor = LIBC.syscall(323, os.O_CLOEXEC | os.O_NONBLOCK)
     assert descriptor >= 0
     if agree:
-        api = (ctypes.c_uint64 * 3)(0xAA, 8, 0)
+        api = (ctypes.c_uint64 * 3)(0xAA, features, 0)
         assert LIBC.ioctl(descriptor, ctypes.c_ulong(0xC018AA3F), api) == 0
     return descriptor
 
@@ -322,7 +323,6 @@ def test_strangers_are_told_off_and_others_served(serve, resume, image):
     memory, address = own_memory()
     large, parts = own_memory((GUEST_MIB + 1) * MIB)
     whole = json.dumps([region()]).encode()
-    handoff = json.dumps({"type": "handoff", "version": 0, "vmm_pid": 7, "mode": "MISSING|WP", "regions": [region()]}).encode()
     cases = [
         (b"", [], "closed the socket without a word"),
         (b"hello", [good], "no list of guest regions"),
@@ -339,8 +339,7 @@ def test_strangers_are_told_off_and_others_served(serve, resume, image):
         ([region(size=-4096)], [good], "no list of guest regions"),
         ([region(size=1 << 40)], [good], "does not have"),
         ([region(page_size=2 << 20)], [good], "turn huge pages off"),
-        ({"type": "handoff", "version": 1, "regions": []}, [good], "Cloud Hypervisor"),
-        (len(handoff).to_bytes(4, "little") + handoff, [good], "attach PID --shared-memory"),
+        ({"type": "handoff", "version": 1, "regions": []}, [good], "no list of guest regions"),
         ([region()], [], "no userfaultfd came"),
         ([region()], [file], "is no userfaultfd"),
         ([region()], [file, good], "is no userfaultfd"),
@@ -447,6 +446,338 @@ def test_a_descriptor_that_waits_keeps_nobody_waiting(serve, resume, image, spil
     guest.is_right()
     spillway.resize(guest.pid, 8 * MIB)
     eventually(lambda: pager.listing()["local_bytes"] <= 8 * MIB, "the guest within its budget, though it does nothing")
+    guest.is_right()
+    guest.end()
+    pager.let_go()
+
+
+# ---- Cloud Hypervisor's hand-off ---------------------------------------------------------------------------------------
+
+# Of its userfaultfd: MISSING_SHMEM and WP_HUGETLBFS_SHMEM.
+SHARED = 0x1020
+
+
+class SharedGuest(Guest):
+    """A running monitor that shares its guest's memory with a vhost-user back end."""
+
+    def __init__(self, processes, program, *arguments):
+        self.process = processes.start([program, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        _, pid, peer, acked = self.process.stdout.readline().split()
+        self.pid, self.peer, self.acked = int(pid), int(peer), acked == "acked=1"
+
+    def is_right(self):
+        """Lets both check all of its memory."""
+        assert self.ask("check") == "checked wrong=0 peer=0"
+
+    def resident(self):
+        """Pages that its files have."""
+        return int(self.ask("resident").split()[1])
+
+
+@pytest.fixture
+def hand_off(processes, build, tmp_path):
+    """`hand_off(option…)` starts a monitor that connects."""
+    program = build("handoff", "-Wshadow")
+    return lambda *options: SharedGuest(processes, program, tmp_path / "vmm.sock", GUEST_MIB, *options)
+
+
+def ready(pager, files):
+    """Waits until all who have mapped so many files of memory are managed."""
+    eventually(lambda: pager.listing().get("shared_files_ready") == files, "all who share the memory to be managed")
+
+
+def test_shared_memory_in_a_quarter(serve, hand_off):
+    pager = serve("--fresh", "--local", BUDGET)
+    guest = hand_off()
+    assert guest.acked
+    pager.says(f"manages 96.0 MiB of guest memory of process {guest.pid}")
+    ready(pager, 2)
+    for _ in range(2):
+        assert guest.ask("write 15000") == "written" and guest.ask("peer 5000") == "written"
+        guest.is_right()
+    assert guest.ask("call 5000 2000") == "called wrong=0"
+    stats = eventually(lambda: (now := pager.listing()) and now["local_bytes"] <= BUDGET and now, "the guest within its budget")
+    # Of the back end nothing else is managed than what it shares.
+    assert sorted(stats["pids"]) == sorted([guest.pid, guest.peer])
+    assert stats["evicted_pages"] > 10_000 and stats["fetched_pages"] > 10_000
+    eventually(lambda: guest.resident() * 4096 <= BUDGET, "the kernel to see that")
+    assert "um" not in private_flags(guest.peer)
+    guest.end()
+    eventually(lambda: pager.listing()["processes"] == 0, "both to be gone")
+    assert pager.is_quiet()
+    assert pager.let_go()["lost_pages"] == 0
+
+
+def private_flags(pid):
+    """All flags that private mappings of a process carry, but those of its agent."""
+    flags, private = set(), False
+    for line in open(f"/proc/{pid}/smaps").read().splitlines():
+        if re.match(r"[0-9a-f]+-", line):
+            private = line.split()[1][3] == "p"
+        elif line.startswith("VmFlags:") and private:
+            flags |= set(line.split()[1:])
+    return flags
+
+
+@pytest.mark.limit(120)
+def test_shared_churn_under_pressure(serve, hand_off):
+    """Threads of two processes change and check pages while they leave; then each has those of the other."""
+    pager = serve("--fresh", "--local", BUDGET)
+    guest = hand_off("touched")
+    assert guest.acked
+    ready(pager, 2)
+    said = guest.ask("churn 8")
+    turns, wrong, peer_turns, peer_wrong = map(int, re.fullmatch(r"churned (\d+) wrong=(\d+) peer=(\d+) wrong=(\d+)", said).groups())
+    assert wrong == peer_wrong == 0 and min(turns, peer_turns) > 2000, said
+    guest.is_right()
+    assert pager.listing()["evicted_pages"] > 5000
+    guest.end()
+    pager.let_go()
+
+
+def test_letting_go_of_shared_memory_brings_everything_home(serve, hand_off, spillway):
+    pager = serve("--fresh", "--local", BUDGET)
+    guest = hand_off("touched")
+    ready(pager, 2)
+    assert guest.ask("write 15000") == "written"
+    there = guest.ask("call 0 100000") and pager.listing()
+    eventually(lambda: pager.listing()["local_bytes"] <= BUDGET, "the guest within its budget")
+    spillway.detach(guest.pid)
+    assert pager.process.wait(30) == 0
+    assert json.loads(pager.stats.read_text())["evicted_pages"] >= there["evicted_pages"] > GUEST_PAGES // 4
+    assert guest.resident() >= GUEST_PAGES // 2
+    assert not has_agent(guest.pid) and not has_agent(guest.peer)
+    guest.is_right()
+    assert guest.ask("write 1000") == "written" and guest.ask("peer 1000") == "written"
+    guest.is_right()
+    guest.end()
+
+
+def test_another_hand_off_after_it_was_let_go(serve, hand_off):
+    """A manager may go, and the monitor hand over to the next."""
+    first = serve("--fresh", "--local", BUDGET)
+    guest = hand_off("touched")
+    ready(first, 2)
+    guest.is_right()
+    first.let_go()
+    pager = serve("--fresh", "--local", BUDGET)
+    assert guest.ask("again") == "acked=1"
+    ready(pager, 2)
+    eventually(lambda: guest.resident() * 4096 <= BUDGET, "it to leave")
+    guest.is_right()
+    guest.end()
+    pager.let_go()
+
+
+def test_memory_that_is_plugged_in(serve, hand_off):
+    pager = serve("--fresh", "--local", BUDGET)
+    guest = hand_off()
+    pager.says("manages 96.0 MiB")
+    assert guest.ask("write 10000") == "written"
+    for more in (32, 16):
+        assert guest.ask(f"plug {more}") == "plugged"
+        pager.says(f"manages {more}.0 MiB more of process {guest.pid}")
+    ready(pager, 4)
+    assert guest.ask("write 30000") == "written" and guest.ask("peer 10000") == "written"
+    guest.is_right()
+    eventually(lambda: guest.resident() * 4096 <= BUDGET, "the guest within its budget")
+    assert guest.ask("late unmap") == "1"
+    # What is not understood is passed over, also again; and memory that is not there is refused.
+    assert guest.ask('tell {"type":"news"}') == guest.ask('tell {"type":"more news"}') == "told"
+    pager.says("not understood")
+    assert guest.ask('tell {"type":"add_region","region":{"host_virt_addr":65536,"size":4096}}') == "told"
+    assert "does not have" in pager.says("is not managed")
+    assert guest.ask("plug 8") == "plugged"
+    pager.says("manages 8.0 MiB more")
+    assert guest.ask("tell nonsense") == "told"
+    pager.says("is not listened to any more")
+    assert guest.ask("write 5000") == "written"
+    guest.is_right()
+    guest.end()
+    pager.let_go()
+
+
+def test_a_monitor_that_hangs_up_is_served_on(serve, hand_off):
+    pager = serve("--fresh", "--local", BUDGET)
+    guest = hand_off()
+    ready(pager, 2)
+    assert guest.ask("hangup") == "hung up"
+    assert guest.ask("write 20000") == "written"
+    guest.is_right()
+    assert pager.listing()["evicted_pages"] > 1000
+    guest.end()
+    pager.let_go()
+
+
+def test_what_no_event_would_tell_of_shared_memory_is_impossible(serve, hand_off):
+    pager = serve("--fresh", "--local", BUDGET)
+    guest = hand_off("touched")
+    ready(pager, 2)
+    guest.is_right()
+    assert guest.ask("fork") == "child has=0"
+    for change in ("unmap", "move", "over"):
+        assert guest.ask(change) == str(1), change  # EPERM
+    guest.is_right()
+    guest.end()
+    pager.let_go()
+
+
+def test_both_kinds_of_monitors_share_a_budget(serve, resume, hand_off):
+    pager = serve("--fresh", "--local", 2 * BUDGET)
+    private, shared = resume("fresh"), hand_off()
+    ready(pager, 2)
+    for _ in range(2):
+        assert private.ask("write 10000") == shared.ask("write 10000") == shared.ask("peer 5000") == "written"
+        private.is_right()
+        shared.is_right()
+    eventually(lambda: pager.listing()["local_bytes"] <= 2 * BUDGET, "both within their budget")
+    # The monitor is killed, and with it goes its back end.
+    os.kill(shared.pid, signal.SIGKILL)
+    eventually(lambda: pager.listing()["pids"] == [private.pid], "the killed one to be gone")
+    eventually(lambda: pager.listing().get("shared_files", 0) == 0, "its memory to be gone")
+    private.is_right()
+    private.end()
+    pager.let_go()
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["mode", "MISSING|WP|WP_ASYNC", "features", "9020"], "uffd_handoff_mode=MISSING|WP"),
+        (["mode", "MISSING"], "uffd_handoff_mode=MISSING|WP"),
+        (["mode", "WP|MINOR"], "uffd_handoff_mode=MISSING|WP"),
+        (["features", "9020"], "UFFD_FEATURE_WP_ASYNC"),
+        (["features", "1022"], "UFFD_FEATURE_EVENT_FORK"),
+        (["features", "10a0"], "UFFD_FEATURE_SIGBUS"),
+        (["pid", "1"], "calls itself process 1"),
+        (["private"], "`spillway attach PID`"),
+    ],
+)
+def test_hand_offs_that_would_not_do(serve, hand_off, options, words):
+    pager = serve("--fresh")
+    guest = hand_off(*options)
+    assert not guest.acked
+    assert words in pager.says("a monitor was refused")
+    assert "spillway" not in open(f"/proc/{guest.pid}/maps").read()
+    assert pager.is_quiet()
+    pager.let_go()
+
+
+def test_a_hand_off_is_not_from_a_snapshot(serve, hand_off, image):
+    pager = serve("--memory", image)
+    assert not hand_off().acked
+    assert "--fresh" in pager.says("a monitor was refused")
+    pager.let_go()
+
+
+def framed(body, length=None):
+    """A message with its length before it."""
+    body = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return (len(body) if length is None else length).to_bytes(4, "little") + body
+
+
+def shared_region(start, size=1 << 20, **more):
+    return {"guest_phys_addr": 0, "host_virt_addr": start, "size": size, "backing_file_offset": 0, **more}
+
+
+def test_strangers_that_hand_off_nonsense(serve, hand_off):
+    pager = serve("--fresh", "--local", BUDGET)
+    guest = hand_off()
+    pager.says("manages")
+    good, file = userfaultfd(features=SHARED), os.memfd_create("x")
+    os.truncate(file, 2 << 20)
+    memory = mmap.mmap(file, 2 << 20)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    named = open(__file__, "rb")
+    code = mmap.mmap(named.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ)
+
+    def handed(*regions, **more):
+        return framed({"type": "handoff", "version": 0, "vmm_pid": os.getpid(), "mode": "MISSING|WP", "regions": list(regions), **more})
+
+    whole = handed(shared_region(address))
+    with open("/proc/self/maps") as maps:
+        named_at = next(int(line.split("-")[0], 16) for line in maps if line.strip().endswith(__file__))
+    cases = [
+        (whole[:3], [good], "ended before"),
+        (whole[:40], [good], "ended before"),
+        (framed(b"{}", (64 << 10) + 1), [good], "longer than"),
+        (framed(b"{}", 1 << 31), [good], "longer than"),
+        (framed(b"nonsense"), [good], "no list of guest regions"),
+        (framed(b"[" * 5000), [good], "no list of guest regions"),
+        (framed({"type": "add_region", "region": shared_region(address)}), [good], "it is no hand-off"),
+        (handed(), [good], "0 regions"),
+        (handed(*[shared_region(address)] * 300), [good], "300 regions"),
+        (handed(shared_region(address), shared_region(address + 4096)), [good], "overlapping"),
+        (handed(shared_region(address + 1)), [good], "cannot be"),
+        (handed(shared_region(address, 1 << 63)), [good], "cannot be"),
+        (handed(shared_region(address, backing_file_offset=(1 << 64) - 4096)), [good], "cannot be"),
+        (handed(shared_region(WHERE)), [good], "does not have"),
+        (handed(shared_region(WHERE, 1 << 40)), [good], "does not have"),
+        (handed(shared_region(named_at, 4096)), [good], "cannot be managed"),
+        (handed(shared_region(address), mode="WP"), [good], "uffd_handoff_mode"),
+        (handed(shared_region(address), mode="\n\x1b" * 1000), [good], "uffd_handoff_mode"),
+        (handed(shared_region(address), vmm_pid=-1), [good], "calls itself process -1"),
+        (whole, [], "no userfaultfd came"),
+        (whole, [file], "is no userfaultfd"),
+        (whole, [userfaultfd(agree=False)], "was not agreed on"),
+        (whole, [userfaultfd(features=SHARED | 2)], "EVENT_FORK"),
+    ]
+    for data, descriptors, words in cases:
+        send(pager.socket, data, *descriptors)
+        assert words in pager.says("a monitor was refused"), data
+    # Who begins to say something and does not go on is not waited for.
+    with connection(pager.socket) as stream:
+        stream.sendmsg([whole[:-1]], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [good]))])
+        guest.is_right()
+        assert "not there in time" in pager.says("a monitor was refused")
+    assert memory[:10] == bytes(10) and len(code) > 0
+    assert guest.ask("write 20000") == "written"
+    guest.is_right()
+    assert pager.is_quiet()
+    assert len(os.listdir(f"/proc/{pager.process.pid}/fd")) < 60
+    guest.end()
+    pager.let_go()
+
+
+# What is not the sender's own: it sends the userfaultfd of another, or has another one over the memory that it names.
+FOREIGN_HAND_OFF = """
+import array, ctypes, json, mmap, os, socket, sys
+libc, size = ctypes.CDLL(None), 1 << 20
+file = os.memfd_create("x")
+os.truncate(file, size)
+memory = mmap.mmap(file, size)
+address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+def make():
+    uffd = libc.syscall(323, os.O_CLOEXEC | os.O_NONBLOCK)
+    assert libc.ioctl(uffd, ctypes.c_ulong(0xC018AA3F), (ctypes.c_uint64 * 3)(0xAA, 0x1020, 0)) == 0
+    return uffd
+uffd = int(sys.argv[2]) or make()
+if sys.argv[2] == "0":
+    assert libc.ioctl(make(), ctypes.c_ulong(0xC020AA00), (ctypes.c_uint64 * 4)(address, size, 3, 0)) == 0
+with socket.socket(socket.AF_UNIX) as stream:
+    stream.connect(sys.argv[1])
+    body = json.dumps(dict(type="handoff", vmm_pid=os.getpid(), mode="MISSING|WP", regions=[dict(host_virt_addr=address, size=size)])).encode()
+    stream.sendmsg([len(body).to_bytes(4, "little") + body], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [uffd]))])
+    stream.settimeout(5)
+    print(stream.recv(1) == b"")
+sys.stdin.readline()
+print(os.pread(file, 4, 0))
+"""
+
+
+@pytest.mark.parametrize("whose", ["another userfaultfd", "another process"])
+def test_a_hand_off_of_what_is_not_its_own(serve, processes, hand_off, whose):
+    pager = serve("--fresh")
+    stolen = userfaultfd(features=SHARED) if whose == "another process" else 0
+    thief = processes.start(
+        ["python3", "-c", FOREIGN_HAND_OFF, pager.socket, str(stolen)], **(PIPES | {"stdin": subprocess.PIPE}), pass_fds=[stolen] if stolen else []
+    )
+    pager.says("refused")
+    out, err = thief.communicate("\n", timeout=15)
+    assert out.splitlines() == ["True", repr(bytes(4))], err
+    assert thief.returncode == 0
+    guest = hand_off()
+    ready(pager, 2)
     guest.is_right()
     guest.end()
     pager.let_go()

@@ -92,7 +92,11 @@ pub(crate) fn attach(args: &Args) -> Result<u8, Failure> {
     }
     let terms = Terms {
         local: args.local.as_deref().unwrap_or(DEFAULT_LOCAL),
-        choice: Choice { least_mapping_bytes: args.least_mapping.unwrap_or(0), shared_memory: args.shared_memory },
+        choice: Choice {
+            least_mapping_bytes: args.least_mapping.unwrap_or(0),
+            shared_memory: args.shared_memory,
+            ..Choice::default()
+        },
         pool: args.pool.as_deref().unwrap_or(pool::DEFAULT),
         replacement: args.replacement.settings(),
         share_pages: args.share,

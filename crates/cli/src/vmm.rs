@@ -1,6 +1,7 @@
-//! `spillway vmm`: manages the memory of virtual machines whose monitor hands over its userfaultfd, as Firecracker does.
+//! `spillway vmm`: manages the memory of virtual machines whose monitor hands over its userfaultfd, as Firecracker does, and as is
+//! proposed for Cloud Hypervisor.
 //!
-//! Invariants: one line for each monitor, whatever it sends; none keeps another waiting, nor us longer than
+//! Invariants: one line for each monitor, whatever it sends, and for memory that is plugged into its guest; none keeps another waiting, nor us longer than
 //! [`MESSAGE_WITHIN`]; we end only when all pages are home; the socket goes with us.
 
 use crate::attach::{self, DEFAULT_LOCAL};
@@ -9,12 +10,12 @@ use crate::report::StatsFile;
 use crate::service::Service;
 use crate::{control, local, pool, replacement, say, sys};
 use spillway_core::size::Bytes;
-use spillway_pager::handed::receive;
+use spillway_pager::handed::{Conversation, Heard, receive};
 use spillway_pager::{Choice, OnPagerDeath, Options, Pager};
 use spillway_store::Store;
 use spillway_store::snapshot::{Image, Snapshot};
 use std::fs;
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -37,7 +38,7 @@ pub(crate) struct Args {
     /// The snapshot's memory file, which all of them start from; it must not change while they run
     #[arg(long, value_name = "FILE")]
     memory: Option<PathBuf>,
-    /// Their memory starts as zeros
+    /// Their memory starts as zeros, or as it is handed over
     #[arg(long)]
     fresh: bool,
     /// Local memory for all of them: 512M, 2G, or a share of what they have
@@ -82,7 +83,7 @@ pub(crate) fn vmm(args: &Args) -> Result<u8, Failure> {
     let (replacement, on_pager_death) = (args.replacement.settings(), OnPagerDeath::HoldTarget);
     let options = Options {
         local,
-        choice: Choice::default(),
+        choice: Choice { handed_alone: true, ..Choice::default() },
         replacement,
         store,
         on_pager_death,
@@ -154,8 +155,10 @@ impl Monitors {
             }
             let its = Arc::clone(&monitors);
             let hear = move || {
-                its.hear(&stream);
+                let conversation = its.hear(&stream);
                 its.listened_to.fetch_sub(1, Ordering::Relaxed);
+                // No more of these than guests whose memory is managed.
+                conversation.into_iter().for_each(|conversation| its.converse(&stream, conversation));
             };
             if control::thread("monitor").spawn(hear).is_err() {
                 monitors.listened_to.fetch_sub(1, Ordering::Relaxed);
@@ -163,21 +166,76 @@ impl Monitors {
         }
     }
 
-    fn hear(&self, stream: &UnixStream) {
+    fn hear(&self, stream: &UnixStream) -> Option<Conversation> {
         match self.take_in(stream) {
-            Ok(line) if !self.quiet => say::note(line),
-            Ok(_) => {}
-            Err(why) => say::note(say::clean(&why)),
+            Ok((line, conversation)) => {
+                self.tell(&line);
+                conversation
+            }
+            Err(why) => {
+                say::note(say::clean(&why));
+                None
+            }
         }
     }
 
-    fn take_in(&self, stream: &UnixStream) -> Result<String, String> {
+    fn tell(&self, line: &str) {
+        if !self.quiet {
+            say::note(line);
+        }
+    }
+
+    fn take_in(&self, mut stream: &UnixStream) -> Result<(String, Option<Conversation>), String> {
         let refused = |why: &dyn std::fmt::Display| format!("a monitor was refused: {why}");
-        let handed = receive(stream, MESSAGE_WITHIN).map_err(|why| refused(&why))?;
-        let (pid, bytes) = (handed.pid(), Bytes(handed.bytes()));
+        let mut handed = receive(stream, MESSAGE_WITHIN).map_err(|why| refused(&why))?;
+        let (pid, bytes, conversation) = (handed.pid(), Bytes(handed.bytes()), handed.conversation());
         let placed = handed.starting_from(self.image.as_ref()).map_err(|why| refused(&why))?;
         let taken = self.service.pager().take_in(placed);
         taken.map_err(|why| format!("monitor {pid} was refused, and its guest waits: {why}"))?;
-        Ok(format!("manages {bytes} of guest memory of process {pid}"))
+        if conversation.is_some() {
+            // Who does not wait for it any more is served all the same.
+            let _ = stream.write_all(&[1]);
+        }
+        Ok((format!("manages {bytes} of guest memory of process {pid}"), conversation))
+    }
+
+    /// Hears what a monitor says whose memory is managed, until it hangs up; it may take us for gone if we do.
+    fn converse(&self, mut stream: &UnixStream, mut conversation: Conversation) {
+        let pid = conversation.pid();
+        let mut is_understood = true;
+        let not_managed = |why: &dyn std::fmt::Display| {
+            let what = format!("what was plugged into the guest of process {pid} is not managed");
+            say::note(say::clean(&format!("{what}, and whoever touches it waits: {why}")));
+        };
+        let why = loop {
+            match conversation.next(stream, MESSAGE_WITHIN) {
+                Ok(None) => return,
+                Ok(Some(Heard::Plugged(plugged))) => {
+                    let bytes = Bytes(plugged.bytes());
+                    match self.service.pager().plug_in(plugged) {
+                        Ok(()) => self.tell(&format!("manages {bytes} more of process {pid}")),
+                        Err(why) => not_managed(&why),
+                    }
+                }
+                Ok(Some(Heard::Refused(why))) => not_managed(&why),
+                Ok(Some(Heard::Unknown)) => {
+                    if std::mem::take(&mut is_understood) {
+                        say::note(format!("monitor {pid} says something that is not understood: that is passed over"));
+                    }
+                }
+                Err(why) => break why,
+            }
+        };
+        say::note(say::clean(&format!("monitor {pid} is not listened to any more, and served on: {why}")));
+        // It is not kept waiting for room in the socket, nor does it see us gone.
+        let _ = stream.set_read_timeout(None);
+        let mut nothing = [0; 4096];
+        loop {
+            match stream.read(&mut nothing) {
+                Ok(1..) => {}
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Ok(0) | Err(_) => return,
+            }
+        }
     }
 }

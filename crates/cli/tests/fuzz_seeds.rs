@@ -34,6 +34,7 @@ fn each_target_is_run_here() {
         "control_request",
         "cost",
         "daemon_config",
+        "hand_off",
         "handed",
         "ledger",
         "lz4",
@@ -83,6 +84,11 @@ fn daemon_config() {
 #[test]
 fn cost() {
     over_texts("cost", checks::cost::check);
+}
+
+#[test]
+fn hand_off() {
+    over_seeds("hand_off", checks::hand_off::check);
 }
 
 #[test]

@@ -12,12 +12,14 @@ pub struct Choice {
     pub least_mapping_bytes: u64,
     /// Also memory that several processes share ([`Mapping::is_common`]).
     pub shared_memory: bool,
+    /// Nothing but what is handed over, and who else has that.
+    pub handed_alone: bool,
 }
 
 impl Choice {
     /// Whether a mapping is to be managed.
     pub fn takes(self, mapping: &Mapping) -> bool {
-        mapping.is_manageable() && self.is_large_enough(mapping)
+        !self.handed_alone && mapping.is_manageable() && self.is_large_enough(mapping)
     }
 
     /// Whether a mapping of shared memory is.
@@ -51,6 +53,7 @@ mod tests {
         let (all, some) = (Choice::default(), Choice { least_mapping_bytes: 2 << 20, ..Choice::default() });
         assert_eq!([&small, &large, &code].map(|each| all.takes(each)), [true, true, false]);
         assert_eq!([&small, &large, &code].map(|each| some.takes(each)), [false, true, false]);
+        assert!(!Choice { handed_alone: true, ..all }.takes(&large));
         assert_eq!((all.floor_bytes(), some.floor_bytes()), (LOCAL_FLOOR_BYTES, 4096));
     }
 

@@ -351,6 +351,7 @@ impl Driver {
                 }
                 target.agent = None;
                 target.flight = Flight::Idle;
+                target.holds = None;
                 target.buffers.drain(..).for_each(|buffer| self.core.return_buffer(buffer));
                 let _ = self.reports.send(Request::Report(Report::AgentGone(target.id)));
             }
@@ -369,7 +370,8 @@ impl Driver {
             Flight::Capture { first_call, again } => self.collect(at, first_call, again),
             Flight::Merging(errand) if done => self.heard_of_merging(at, errand),
             Flight::Merging(_) => self.owes_errands = true,
-            Flight::Other | Flight::Idle => {}
+            Flight::Other => self.heard_of_hold(at, done),
+            Flight::Idle => {}
         }
     }
 

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 
+use spillway_core::Span;
 use spillway_core::size::Bytes;
 
 use crate::doctor::CAPABILITIES;
@@ -58,6 +59,13 @@ pub enum Error {
     OtherMemory(i32),
     /// The userfaultfd that a process handed over is another's.
     NotItsMemory(i32),
+    /// Shared memory that a process handed over cannot be managed.
+    NotSharable {
+        /// Whose.
+        pid: i32,
+        /// Where.
+        span: Span,
+    },
     /// The kernel cannot keep mappings in their place.
     NoSeals,
     /// It cannot be seen which pages of shared memory may leave.
@@ -182,6 +190,12 @@ impl fmt::Display for Error {
                 "the userfaultfd that process {pid} handed over is not of its own memory; the process whose memory it is must \
                  connect itself"
             ),
+            Self::NotSharable { pid, span } => write!(
+                f,
+                "the memory of process {pid} at {:#x}-{:#x} cannot be managed as shared memory: it is in huge pages, reaches \
+                 beyond its file, or is another userfaultfd's",
+                span.start.0, span.end.0
+            ),
             Self::NoSeals => write!(
                 f,
                 "a userfaultfd that is handed over does not tell of all changes of mappings, and this kernel cannot forbid them \
@@ -206,7 +220,7 @@ impl fmt::Display for Error {
             Self::NoSharedMemory(error) => write!(
                 f,
                 "shared memory cannot be managed here ({error}): that takes Linux 6.11 or newer with CONFIG_DEBUG_INFO_BTF=y and \
-                 CONFIG_PROC_PAGE_MONITOR=y, and root; leave --shared-memory out"
+                 CONFIG_PROC_PAGE_MONITOR=y, and root; leave --shared-memory out, or make guest memory private"
             ),
             Self::MergingOff => f.write_str(
                 "the kernel's merging of equal pages is switched off on this machine; switch it on \

@@ -224,7 +224,8 @@ impl Estate {
 
     /// The same.
     pub fn choice(&self) -> Choice {
-        Choice { least_mapping_bytes: self.get(LEAST_MAPPING), shared_memory: self.get(SHARED_MEMORY) != 0 }
+        let (least_mapping_bytes, shared_memory) = (self.get(LEAST_MAPPING), self.get(SHARED_MEMORY) != 0);
+        Choice { least_mapping_bytes, shared_memory, ..Choice::default() }
     }
 
     /// Which pages leave.

@@ -4,8 +4,12 @@
 //! happen to the memory must then be impossible: adoption keeps it from forked children and seals it
 //! ([0023](../../../docs/decisions/0023-memory-that-is-handed-over.md)).
 //!
+//! Cloud Hypervisor's is of shared memory: that is managed as what several processes have mapped is ([`crate::commons`]), and needs
+//! the same. Its monitor goes on talking ([`Conversation`]).
+//!
 //! [`parse`] reads what is said, [`receive()`] takes the descriptor and looks at both; the watcher does the rest.
 
+mod handoff;
 mod message;
 mod receive;
 
@@ -15,8 +19,9 @@ use std::io;
 use spillway_core::{PAGE_BYTES_U64, Span};
 use spillway_store::snapshot::Image;
 
-pub use message::{Region, parse};
-pub use receive::receive;
+pub use handoff::{Frames, HandOff, Later};
+pub use message::{Message, Region, parse};
+pub use receive::{Conversation, Heard, receive};
 
 use crate::sys::uffd::Uffd;
 
@@ -26,6 +31,10 @@ pub struct Handed {
     pub(crate) pid: i32,
     pub(crate) uffd: Uffd,
     pub(crate) regions: Vec<Region>,
+    /// Whether it is shared.
+    pub(crate) is_shared: bool,
+    /// Where it is: what the monitor says next.
+    pub(crate) conversation: Option<Conversation>,
 }
 
 impl Handed {
@@ -33,6 +42,12 @@ impl Handed {
     #[must_use]
     pub fn pid(&self) -> i32 {
         self.pid
+    }
+
+    /// What the monitor has to say from now on, and that it waits to be told when its memory is served; of one that waits for nothing,
+    /// none.
+    pub fn conversation(&mut self) -> Option<Conversation> {
+        self.conversation.take()
     }
 
     /// How much memory it is.
@@ -47,6 +62,9 @@ impl Handed {
     /// Regions that reach beyond the file, or have more bytes than it: the table of what is where would cost us, and not the
     /// monitor.
     pub fn starting_from(self, image: Option<&Image>) -> Result<Placed, Refusal> {
+        if self.is_shared && image.is_some() {
+            return Err(Refusal::NotFromFile);
+        }
         if let Some(image) = image {
             let end = |region: &Region| region.offset / PAGE_BYTES_U64 + region.span.pages();
             if let Some(Region { span, offset }) = self.regions.iter().find(|region| end(region) > image.pages()) {
@@ -67,6 +85,23 @@ pub struct Placed {
     pub(crate) image: Option<Image>,
 }
 
+/// Memory that was plugged into a guest whose memory is managed.
+#[derive(Clone, Copy, Debug)]
+pub struct Plugged {
+    /// The monitor, and when it was started.
+    pub(crate) pid: i32,
+    pub(crate) started: u64,
+    pub(crate) region: Region,
+}
+
+impl Plugged {
+    /// How much it is.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.region.span.pages() * PAGE_BYTES_U64
+    }
+}
+
 /// Why a hand-over was refused; the text says what the monitor's operator may do.
 #[derive(Debug)]
 pub enum Refusal {
@@ -84,8 +119,15 @@ pub enum Refusal {
     Incomplete,
     /// It is no list of regions.
     NoRegions(String),
-    /// It is the message that Cloud Hypervisor sends, as far as that is known.
-    CloudHypervisor,
+    /// Its userfaultfd is used in another way.
+    Mode(String),
+    /// It is another process to itself.
+    OtherPid {
+        /// Which,
+        said: i64,
+        /// and which it is.
+        is: i32,
+    },
     /// No region, or too many.
     RegionCount(usize),
     /// Pages of another size.
@@ -111,6 +153,8 @@ pub enum Refusal {
     NoRemovals,
     /// The userfaultfd has a feature that it must not have.
     Feature,
+    /// The userfaultfd lets writes to protected pages pass.
+    WritesPass,
     /// The process has no memory there.
     NotThere(Span),
     /// The memory there cannot be managed.
@@ -122,6 +166,17 @@ pub enum Refusal {
         /// What it is called.
         name: String,
     },
+    /// The memory there is private, and was to be shared.
+    Private(Span),
+    /// The memory there is shared, and in no file that can be managed.
+    OtherFile {
+        /// Where.
+        span: Span,
+        /// What it is called.
+        name: String,
+    },
+    /// What is there is right already, whatever a file says.
+    NotFromFile,
     /// The file is too short.
     BeyondFile {
         /// The region.
@@ -151,10 +206,12 @@ impl fmt::Display for Refusal {
             Self::NoRegions(why) => {
                 write!(f, "its message is no list of guest regions ({why}); docs/VMM.md says what is understood")
             }
-            Self::CloudHypervisor => write!(
+            Self::Mode(mode) => {
+                write!(f, "its mode is {mode:?}, and only MISSING|WP is served: give it uffd_handoff_mode=MISSING|WP")
+            }
+            Self::OtherPid { said, is } => write!(
                 f,
-                "it speaks Cloud Hypervisor's hand-off, which is not served: start it without, and `spillway attach PID --shared-memory` \
-                 (docs/VMM.md)"
+                "it calls itself process {said}, and is {is} here; run `spillway vmm` in the pid namespace of the monitor"
             ),
             Self::RegionCount(count) => write!(f, "its message has {count} regions; 1 to 256 are taken"),
             Self::PageSize(bytes) => {
@@ -177,11 +234,33 @@ impl fmt::Display for Refusal {
                 "its userfaultfd tells of forks or turns faults into signals; leave UFFD_FEATURE_EVENT_FORK and \
                  UFFD_FEATURE_SIGBUS out"
             ),
+            Self::WritesPass => write!(
+                f,
+                "its userfaultfd lets writes to protected pages pass (UFFD_FEATURE_WP_ASYNC): give it uffd_handoff_mode=MISSING|WP"
+            ),
             Self::NotThere(span) => write!(f, "it names a region that it does not have: {}", at(span)),
             Self::OtherMemory { span, shared, name } => {
                 let (how, name) = (if *shared { "shared" } else { "not private anonymous" }, name.trim());
                 write!(f, "its memory at {} is {how} ({name}); only private anonymous memory is managed", at(span))
             }
+            Self::Private(span) => write!(
+                f,
+                "its memory at {} is private, which this hand-off does not serve: start it with shared=on, or without \
+                 uffd_handoff_socket and `spillway attach PID`",
+                at(span)
+            ),
+            Self::OtherFile { span, name } => write!(
+                f,
+                "its memory at {} is in a file that cannot be managed ({}): only a memfd that is read and written, without huge \
+                 pages, can; leave file= and hugepages=on out",
+                at(span),
+                name.trim()
+            ),
+            Self::NotFromFile => write!(
+                f,
+                "it hands over memory that is right as it is, and --memory is for guests of Firecracker; give it the socket of a \
+                 `spillway vmm --fresh`"
+            ),
             Self::BeyondFile { span, offset, pages } => write!(
                 f,
                 "its region {} would begin at {offset:#x} of a file of {pages} pages; give --memory the file of this snapshot",

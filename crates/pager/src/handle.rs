@@ -18,7 +18,7 @@ use spillway_store::Inheritance;
 use crate::driver::{Command, Driver, Wires};
 use crate::error::Error;
 use crate::estate::Estate;
-use crate::handed::Placed;
+use crate::handed::{Placed, Plugged};
 use crate::merging::{self, Merged};
 use crate::remains::Remains;
 use crate::shared::Shared;
@@ -98,9 +98,22 @@ impl Pager {
     /// # Errors
     /// As [`Error`] says; nothing is served then.
     pub fn take_in(&self, placed: Placed) -> Result<(), Error> {
+        if placed.handed.is_shared {
+            crate::commons::usable()?;
+        }
         let (pid, (reply, answer)) = (placed.handed.pid(), channel());
         let _ = self.requests.send(Request::TakeIn(Box::new(placed), reply));
         answer.recv().map_err(|_| Error::Ended(pid))?
+    }
+
+    /// Manages what was plugged into a guest whose memory is.
+    ///
+    /// # Errors
+    /// As [`Error`] says; whoever touches that memory waits then.
+    pub fn plug_in(&self, plugged: Plugged) -> Result<(), Error> {
+        let (reply, answer) = channel();
+        let _ = self.requests.send(Request::PlugIn(plugged, reply));
+        answer.recv().map_err(|_| Error::Ended(plugged.pid))?
     }
 
     fn start(root: i32, parent: Option<i32>, options: Options) -> Result<Self, Error> {

@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 
 use spillway_core::evict::Run;
 use spillway_core::page::BufferIndex;
@@ -25,6 +26,20 @@ use crate::tally::Tally;
 
 /// `MADV_POPULATE_WRITE` (5.14).
 pub const POPULATE_WRITE: u64 = 23;
+
+/// `mseal` (6.10).
+pub const SYS_MSEAL: libc::c_long = 462;
+/// Calls that keep memory in its place.
+pub const HOLD_CALLS: usize = 2;
+
+/// The calls that keep memory which no event may tell of from forked children, and in its place.
+pub fn hold_calls(span: Span) -> [(libc::c_long, [u64; 6]); HOLD_CALLS] {
+    let (start, bytes) = (span.start.0, span.pages() * PAGE_BYTES_U64);
+    [
+        (libc::SYS_madvise, [start, bytes, u64::from(libc::MADV_DONTFORK.unsigned_abs()), 0, 0, 0]),
+        (SYS_MSEAL, [start, bytes, 0, 0, 0, 0]),
+    ]
+}
 
 /// The arguments of `madvise` that mark a mapping for merging, which the end of merging as a whole has undone.
 pub fn mark_again(span: Span) -> [u64; 6] {
@@ -106,6 +121,8 @@ pub struct Target {
     pub deaf: bool,
     /// Which of the fault thread's places the agent has, as the driver numbers them; 0 for one of its own.
     pub placed: u64,
+    /// Who asked for what [`Target::hold`] does, until it is done.
+    pub holds: Option<Sender<Option<bool>>>,
     /// The runs of the capture under way.
     pub runs: Vec<Run>,
     /// Buffers set aside for the pages of the capture under way, in order.
@@ -176,6 +193,7 @@ impl Target {
             ordered_ns: 0,
             deaf: false,
             placed: 0,
+            holds: None,
             runs: Vec::with_capacity(BATCH_PAGES),
             buffers: Vec::with_capacity(BATCH_PAGES),
             looked: false,
@@ -384,6 +402,18 @@ impl Target {
         }
         list.finish();
         self.unshared = runs;
+        self.flight = Flight::Other;
+        send_byte(agent.socket.as_fd())
+    }
+
+    /// Lets the agent keep this memory from forked children, and in its place. False when the agent is gone.
+    pub fn hold(&mut self, span: Span) -> bool {
+        let Some(agent) = &mut self.agent else { return false };
+        let mut list = agent.memory.list();
+        for (number, arguments) in hold_calls(span) {
+            list.call(number, arguments);
+        }
+        list.finish();
         self.flight = Flight::Other;
         send_byte(agent.socket.as_fd())
     }

@@ -29,7 +29,7 @@ use spillway_store::vault::Vault;
 
 use crate::driver::{Command, Report, Seen};
 use crate::error::Error;
-use crate::handed::Placed;
+use crate::handed::{Placed, Plugged};
 use crate::procfs::Size;
 use crate::removals::Removals;
 use crate::shared::Shared;
@@ -63,6 +63,8 @@ pub enum Request {
     TakeOver(Vec<Inherited>),
     /// Manage what a monitor has handed over; the answer is sent back.
     TakeIn(Box<Placed>, Sender<Result<(), Error>>),
+    /// And what was plugged into its guest since; the answer is sent back.
+    PlugIn(Plugged, Sender<Result<(), Error>>),
     /// Tell that nothing is half done, and do nothing until nobody can say any more that it may go on.
     StandStill(Sender<()>, Receiver<()>),
     /// A new budget.
@@ -238,6 +240,9 @@ impl Watcher {
             Request::TakeOver(inherited) => inherited.into_iter().for_each(|it| self.take_over(it)),
             Request::TakeIn(placed, reply) => {
                 let _ = reply.send(self.take_in(*placed));
+            }
+            Request::PlugIn(plugged, reply) => {
+                let _ = reply.send(self.plug_in(plugged));
             }
             Request::StandStill(still, until) => {
                 if still.send(()).is_ok() {

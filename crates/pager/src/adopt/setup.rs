@@ -13,6 +13,7 @@ use crate::sys::process;
 use crate::sys::ptrace::{ALL_SIGNALS, CallError, Registers, Seized};
 use crate::sys::sched::{Class, Hurried, set_class};
 use crate::sys::uffd::{self, Uffd};
+use crate::target::hold_calls;
 
 /// The helper at work.
 pub(super) struct Setup {
@@ -260,14 +261,7 @@ impl Setup {
 
     /// Keeps memory that no event may tell of from forked children, and in its place.
     fn hold(&mut self, span: Span) -> Result<(), Error> {
-        /// Since Linux 6.10.
-        const SYS_MSEAL: libc::c_long = 462;
-        let (start, bytes) = (span.start.0, span.pages() * PAGE_BYTES_U64);
-        let calls = [
-            (libc::SYS_madvise, [start, bytes, bits(libc::MADV_DONTFORK), 0, 0, 0]),
-            (SYS_MSEAL, [start, bytes, 0, 0, 0, 0]),
-        ];
-        for (number, arguments) in calls {
+        for (number, arguments) in hold_calls(span) {
             match self.helper.call(&self.registers, self.instruction, number, arguments) {
                 Ok(_) => {}
                 Err(CallError::Answered(error)) if error.raw_os_error() == Some(libc::ENOSYS) => {

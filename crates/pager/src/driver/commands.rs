@@ -53,8 +53,20 @@ pub enum Command {
         tally: Arc<Tally>,
         /// What that may have of local memory.
         share: Share,
+        /// Whether it is seen what it has mapped: it shares its memory.
+        looks_into: bool,
         /// For the answer.
         reply: Sender<TargetId>,
+    },
+    /// Have the agent of a target keep memory from forked children, and in its place, for good. Whether it could is sent back; none
+    /// while it cannot be asked.
+    Hold {
+        /// Whose.
+        target: TargetId,
+        /// Where.
+        span: Span,
+        /// For the answer.
+        reply: Sender<Option<bool>>,
     },
     /// What is missing here is in the store.
     LayOut {
@@ -345,9 +357,10 @@ impl Driver {
                 self.owes_errands = true;
                 let _ = reply.send(id);
             }
-            Command::Hand { pid, uffd, tally, share, reply } => {
-                let _ = reply.send(self.hand(pid, uffd, tally, share));
+            Command::Hand { pid, uffd, tally, share, looks_into, reply } => {
+                let _ = reply.send(self.hand(pid, uffd, tally, share, looks_into));
             }
+            Command::Hold { target, span, reply } => self.hold(target, span, reply),
             Command::LayOut { target, span, first, reply } => {
                 self.lay_out(target, span, first);
                 let _ = reply.send(());

@@ -154,6 +154,9 @@ impl Driver {
             return MESSAGES;
         }
         let Some(target) = &mut self.targets[at] else { return 0 };
+        if target.uffd.tells_of_faults_alone() {
+            return MESSAGES;
+        }
         let (uffd, pid) = (target.uffd.clone(), Some(target.pid).filter(|pid| *pid > 0));
         let mut outlook = target.outlook.take().unwrap_or_else(|| Outlook::of(&uffd));
         let most = outlook.look(&uffd, pid, || self.relatives()).min(MESSAGES);

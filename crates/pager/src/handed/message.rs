@@ -1,17 +1,19 @@
 //! What a virtual machine monitor says when it hands its userfaultfd over: Firecracker's words
 //! (docs/snapshotting/handling-page-faults-on-snapshot-resume.md there).
 //!
-//! A JSON array of regions. Nothing in it is believed: what does not fit together is refused, with a line that says what.
+//! A JSON array of regions. Nothing in it is believed: what does not fit together is refused, with a line that says what. A message
+//! that begins with its length is [Cloud Hypervisor's](super::handoff).
 
 use serde::Deserialize;
 use spillway_core::{Address, PAGE_BYTES_U64, Span};
 
 use super::Refusal;
+use super::handoff::{self, HandOff};
 
 /// A longer message is none: about 200 bytes a region.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 10;
 /// Guests have one region below the hole for devices, one above, and one for each stick of memory.
-const REGIONS_MAX: usize = 256;
+pub(super) const REGIONS_MAX: usize = 256;
 /// Nothing of a process is managed from here on.
 const SPACE_END: u64 = crate::sys::uffd::NOWHERE.0;
 
@@ -36,28 +38,41 @@ struct Told {
     page_size_kib: Option<u64>,
 }
 
-/// Reads a message: regions in order of address, no two of the same memory.
+/// A message that hands memory over: regions in order of address, no two of the same memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// Firecracker's.
+    Regions(Vec<Region>),
+    /// Cloud Hypervisor's.
+    HandOff(HandOff),
+}
+
+/// Reads a message.
 ///
 /// # Errors
 /// What is wrong with it; [`Refusal::Incomplete`] for the beginning of one.
-pub fn parse(bytes: &[u8]) -> Result<Vec<Region>, Refusal> {
-    if let Some(body) = framed(bytes) {
-        return Err(match body {
-            None => Refusal::Incomplete,
-            Some(body) if is_of_cloud_hypervisor(body) => Refusal::CloudHypervisor,
-            Some(_) => Refusal::NoRegions("its length comes first".into()),
-        });
+pub fn parse(bytes: &[u8]) -> Result<Message, Refusal> {
+    if let Some(handed) = handoff::parse(bytes)? {
+        return Ok(Message::HandOff(handed));
     }
     let told: Vec<Told> = match serde_json::from_slice(bytes) {
         Ok(told) => told,
-        Err(error) if error.is_eof() => return Err(Refusal::Incomplete),
-        Err(_) if is_of_cloud_hypervisor(bytes) => return Err(Refusal::CloudHypervisor),
+        // It may be the beginning of a length.
+        Err(error) if error.is_eof() || bytes.len() < size_of::<u32>() => return Err(Refusal::Incomplete),
         Err(error) => return Err(Refusal::NoRegions(error.to_string())),
     };
-    if told.is_empty() || told.len() > REGIONS_MAX {
-        return Err(Refusal::RegionCount(told.len()));
+    in_order(told.iter().map(Told::region), told.len()).map(Message::Regions)
+}
+
+/// So many regions, each once.
+pub(super) fn in_order(
+    regions: impl Iterator<Item = Result<Region, Refusal>>,
+    count: usize,
+) -> Result<Vec<Region>, Refusal> {
+    if count == 0 || count > REGIONS_MAX {
+        return Err(Refusal::RegionCount(count));
     }
-    let mut regions = told.iter().map(Told::region).collect::<Result<Vec<_>, _>>()?;
+    let mut regions = regions.collect::<Result<Vec<_>, _>>()?;
     regions.sort_unstable_by_key(|region| region.span.start);
     match regions.windows(2).find(|two| two[0].span.end > two[1].span.start) {
         Some(two) => Err(Refusal::Overlapping(two[0].span, two[1].span)),
@@ -65,22 +80,18 @@ pub fn parse(bytes: &[u8]) -> Result<Vec<Region>, Refusal> {
     }
 }
 
-/// What a message says whose length comes first, in four bytes, the lowest first: Cloud Hypervisor's do. None inside where that is not
-/// all there yet.
-fn framed(bytes: &[u8]) -> Option<Option<&[u8]>> {
-    let (length, rest) = bytes.split_first_chunk::<4>()?;
-    let length = usize::try_from(u32::from_le_bytes(*length)).ok()?;
-    // No JSON begins so, as the last of the four is zero.
-    (length <= MESSAGE_BYTES_MAX).then(|| rest.get(..length))
-}
-
-/// Whether it is one object that calls itself a hand-off.
-fn is_of_cloud_hypervisor(bytes: &[u8]) -> bool {
-    #[derive(Deserialize)]
-    struct Tagged {
-        r#type: String,
+impl Region {
+    /// One that can be.
+    pub(super) fn checked(start: u64, size: u64, offset: u64) -> Result<Self, Refusal> {
+        let is_whole = [start, size, offset].iter().all(|number| number.is_multiple_of(PAGE_BYTES_U64));
+        let end = start.checked_add(size).filter(|end| *end <= SPACE_END && offset.checked_add(size).is_some());
+        match end {
+            Some(end) if is_whole && size > 0 && start > 0 => {
+                Ok(Self { span: Span { start: Address(start), end: Address(end) }, offset })
+            }
+            _ => Err(Refusal::Impossible { start, size, offset }),
+        }
     }
-    serde_json::from_slice(bytes).is_ok_and(|Tagged { r#type }| r#type == "handoff")
 }
 
 impl Told {
@@ -91,14 +102,7 @@ impl Told {
         if page_bytes != PAGE_BYTES_U64 && page_bytes << 10 != PAGE_BYTES_U64 {
             return Err(Refusal::PageSize(page_bytes));
         }
-        let is_whole = [start, size, offset].iter().all(|number| number.is_multiple_of(PAGE_BYTES_U64));
-        let end = start.checked_add(size).filter(|end| *end <= SPACE_END && offset.checked_add(size).is_some());
-        match end {
-            Some(end) if is_whole && size > 0 && start > 0 => {
-                Ok(Region { span: Span { start: Address(start), end: Address(end) }, offset })
-            }
-            _ => Err(Refusal::Impossible { start, size, offset }),
-        }
+        Region::checked(start, size, offset)
     }
 }
 
@@ -116,10 +120,17 @@ mod tests {
         parse(text.as_bytes()).expect_err(text)
     }
 
+    fn regions(text: &str) -> Vec<Region> {
+        match parse(text.as_bytes()).expect(text) {
+            Message::Regions(regions) => regions,
+            Message::HandOff(_) => panic!("{text} is an array"),
+        }
+    }
+
     #[test]
     fn regions_are_read_in_order() {
         let text = format!("[{},{}]", one(0x7000_0000, 0x2000, 0x1000), one(0x10000, 0x1000, 0));
-        let regions = parse(text.as_bytes()).unwrap();
+        let regions = regions(&text);
         assert_eq!(regions[0], Region { span: Span::of_pages(Address(0x10000), 1), offset: 0 });
         assert_eq!(regions[1], Region { span: Span::of_pages(Address(0x7000_0000), 2), offset: 0x1000 });
     }
@@ -129,7 +140,7 @@ mod tests {
         for page_size in ["", r#","page_size":4096"#, r#","page_size_kib":4096"#, r#","page_size_kib":4"#] {
             let text =
                 format!(r#"[{{"base_host_virt_addr":65536,"size":4096,"offset":0{page_size},"guest_phys_addr":0}}]"#);
-            assert_eq!(parse(text.as_bytes()).unwrap().len(), 1, "{text}");
+            assert_eq!(regions(&text).len(), 1, "{text}");
         }
         let huge = r#"[{"base_host_virt_addr":65536,"size":4096,"offset":0,"page_size":2097152}]"#;
         assert!(matches!(refused(huge), Refusal::PageSize(2_097_152)));
@@ -162,17 +173,15 @@ mod tests {
     fn what_is_no_message_is_refused() {
         let whole = format!("[{}]", one(65536, 4096, 0));
         assert!((0..whole.len()).all(|end| matches!(refused(&whole[..end]), Refusal::Incomplete)));
-        for text in ["{}", "7", "null", "[7]", "[{}]", r#"[{"size":4096}]"#, "hello", "[] []"] {
+        for text in ["null", "[{}]", r#"[{"size":4096}]"#, "hello", "[] []", r#"{"type":"handoff"}"#] {
             assert!(matches!(refused(text), Refusal::NoRegions(_)), "{text}");
         }
         assert!(matches!(parse(&[0xff; 40]), Err(Refusal::NoRegions(_))));
-        let other = r#"{"type":"handoff","version":0,"vmm_pid":7,"mode":"MISSING|WP","regions":[]}"#;
-        assert!(matches!(refused(other), Refusal::CloudHypervisor));
-        let mut framed = u32::try_from(other.len()).unwrap().to_le_bytes().to_vec();
-        framed.extend_from_slice(other.as_bytes());
-        assert!(matches!(parse(&framed), Err(Refusal::CloudHypervisor)));
-        assert!((4..framed.len()).all(|end| matches!(parse(&framed[..end]), Err(Refusal::Incomplete))));
+        // Too short to tell from a length.
+        for text in ["{}", "7", "[7]"] {
+            assert!(matches!(refused(text), Refusal::Incomplete), "{text}");
+        }
         assert!(matches!(parse(&[2, 0, 0, 0, b'[', b']']), Err(Refusal::NoRegions(_))));
-        assert!(matches!(parse(&[0xff, 0xff, 0xff, 0, b'[']), Err(Refusal::NoRegions(_))));
+        assert!(matches!(parse(&[0xff, 0xff, 0xff, 0, b'[']), Err(Refusal::TooLong)));
     }
 }

@@ -44,6 +44,12 @@ pub const EVENT_REMOVE: u64 = 1 << 3;
 /// `UFFD_FEATURE_SIGBUS`: faults are signals instead of messages.
 pub const SIGBUS: u64 = 1 << 7;
 
+/// `UFFD_FEATURE_EVENT_FORK`, `_REMAP`, `_REMOVE` and `_UNMAP`: all that is told of but faults.
+const EVENTS: u64 = EVENT_FORK | 1 << 2 | EVENT_REMOVE | 1 << 6;
+
+/// `UFFD_FEATURE_WP_ASYNC`: who writes to a protected page does not wait.
+pub const WP_ASYNC: u64 = 1 << 15;
+
 /// What shared memory needs: faults of protected pages that say so, missing pages, protection that outlives the page's mapping
 /// (5.19).
 pub const SHARED_MEMORY: u64 = 1 | 1 << 5 | 1 << 12;
@@ -213,11 +219,13 @@ pub struct Uffd {
     fd: Arc<OwnedFd>,
     /// Others have it open as well, and may make it one that waits to be read.
     of_others: bool,
+    /// It tells of no change of mappings.
+    faults_alone: bool,
 }
 
 impl From<OwnedFd> for Uffd {
     fn from(fd: OwnedFd) -> Self {
-        Self { fd: Arc::new(fd), of_others: false }
+        Self { fd: Arc::new(fd), of_others: false, faults_alone: false }
     }
 }
 
@@ -228,9 +236,14 @@ impl AsRawFd for Uffd {
 }
 
 impl Uffd {
-    /// One that a process has made for itself, agreed on, and keeps.
-    pub fn of_others(fd: OwnedFd) -> Self {
-        Self { fd: Arc::new(fd), of_others: true }
+    /// One that a process has made for itself, has agreed on with these features, and keeps.
+    pub fn of_others(fd: OwnedFd, features: u64) -> Self {
+        Self { fd: Arc::new(fd), of_others: true, faults_alone: features & EVENTS == 0 }
+    }
+
+    /// Whether it tells of faults, and of no change of mappings.
+    pub fn tells_of_faults_alone(&self) -> bool {
+        self.faults_alone
     }
 
     /// Agrees on the features with the kernel.

@@ -49,7 +49,8 @@ impl Watcher {
     }
 
     pub(super) fn adopt_the_grown(&mut self, unmanaged_pages: u64) -> bool {
-        if unmanaged_pages < self.adoption_threshold() {
+        // Children of those who share what was handed over are watched, and not managed.
+        if self.choice.handed_alone || unmanaged_pages < self.adoption_threshold() {
             return false;
         }
         let least = match self.local {

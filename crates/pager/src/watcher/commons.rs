@@ -60,7 +60,7 @@ impl Watcher {
         }
     }
 
-    fn join(&mut self, target: TargetId, pid: i32, id: FileId, mapping: &Mapping) -> bool {
+    pub(super) fn join(&mut self, target: TargetId, pid: i32, id: FileId, mapping: &Mapping) -> bool {
         let known = self.commons.iter().position(|common| common.id == id);
         let file = match known {
             Some(at) => Arc::clone(&self.commons[at].file),
@@ -169,7 +169,12 @@ impl Watcher {
         if its.iter().any(|mapping| mapping.private) {
             return false;
         }
-        if self.processes.get(&pid).is_none_or(|process| process.target.is_none()) {
+        let process = self.processes.get(&pid);
+        // Until there is an agent, what its userfaultfd does not tell of is possible.
+        if process.is_some_and(|process| process.handed.is_some() && process.target.is_none()) {
+            return false;
+        }
+        if process.is_none_or(|process| process.target.is_none()) {
             // Of a forked child whose process is not known yet all is registered that its parent had.
             let is_covered = |flag, span: Span| {
                 let registered = procfs::mappings_with_flag(pid, &[flag]).unwrap_or_default();
