@@ -11,7 +11,7 @@ use crate::service::Service;
 use crate::{control, local, pool, replacement, say, sys};
 use spillway_core::size::Bytes;
 use spillway_pager::handed::{Conversation, Heard, receive};
-use spillway_pager::{Choice, OnPagerDeath, Options, Pager};
+use spillway_pager::{Choice, Error, OnPagerDeath, Options, Pager};
 use spillway_store::Store;
 use spillway_store::snapshot::{Image, Snapshot};
 use std::fs;
@@ -214,6 +214,8 @@ impl Monitors {
                     let bytes = Bytes(plugged.bytes());
                     match self.service.pager().plug_in(plugged) {
                         Ok(()) => self.tell(&format!("manages {bytes} more of process {pid}")),
+                        // Or it was let go.
+                        Err(Error::Ended(_)) => {}
                         Err(why) => not_managed(&why),
                     }
                 }

@@ -4,7 +4,7 @@
 //! happen to the memory must then be impossible: adoption keeps it from forked children and seals it
 //! ([0023](../../../docs/decisions/0023-memory-that-is-handed-over.md)).
 //!
-//! Cloud Hypervisor's is of shared memory: that is managed as what several processes have mapped is ([`crate::commons`]), and needs
+//! Cloud Hypervisor's is of shared memory: that is managed as what several processes have mapped is (`commons.rs`), and needs
 //! the same. Its monitor goes on talking ([`Conversation`]).
 //!
 //! [`parse`] reads what is said, [`receive()`] takes the descriptor and looks at both; the watcher does the rest.

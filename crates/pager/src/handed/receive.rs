@@ -99,8 +99,12 @@ impl Conversation {
                     return Err(Refusal::RegionCount(self.told));
                 }
                 let plugged = Plugged { pid: self.pid, started: self.started, region };
-                let checked = check_shared_mappings(self.pid, &[region]);
-                return Ok(Some(checked.map_or_else(Heard::Refused, |()| Heard::Plugged(plugged))));
+                return Ok(match check_shared_mappings(self.pid, &[region]) {
+                    Ok(()) => Some(Heard::Plugged(plugged)),
+                    // It has ended since.
+                    Err(_) if procfs::living_thread(self.pid).is_none() => None,
+                    Err(refusal) => Some(Heard::Refused(refusal)),
+                });
             }
             let within = (self.frames.kept_bytes() > 0).then_some(within);
             stream.set_read_timeout(within).map_err(Refusal::Socket)?;
