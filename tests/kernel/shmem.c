@@ -67,6 +67,32 @@ FACT(shared_pages_can_be_taken_from_outside) {
     expect_is(taken, 7);
 }
 
+// Cloud Hypervisor's hand-off, as proposed: nothing is told, and no fault of a protected page was asked to say so.
+FACT(sealed_shared_memory_pages_like_any_other) {
+    u64 memory = shared(4);
+    expect_is(raw(ioctl(uffd.fd, UFFDIO_UNREGISTER, &(struct uffdio_range){ memory, 4 * PAGE })), 0);
+    int few = open_uffd(it, 1 << 5 | 1 << 12).fd;
+    expect_is(reg_both(few, memory, 4), 0);
+    if (call(it, 0, NR_mseal, memory, 4 * PAGE, 0) == -ENOSYS) skip("mseal needs Linux 6.10");
+    expect_is(call(it, 0, SYS_munmap, memory, 4 * PAGE), -EPERM);
+    expect_is(reg_both(few, memory, 4), 0);
+    expect_is(protect(few, memory, 4, PROTECT), 0);
+    tell(it, 2, ORDER_STORE(memory, 7));
+    struct message fault = next_message(few, FAULT);
+    expect((fault.a & FAULT_PROTECTED) && fault.b == memory);
+    u64 taken;
+    expect_is(raw(pread(file, &taken, sizeof taken, 0)), sizeof taken);
+    expect_is(punch(0, 4), 0);
+    expect_is(protect(few, memory, 4, 0), 0);
+    fault = next_message(few, FAULT);
+    expect_is(fault.a & FAULT_PROTECTED, 0);
+    expect_is(copy(few, memory, page_of(taken), 1), 0);
+    answer_of(it, 2);
+    expect_is(load(it, 1, memory), 7);
+    expect_is(poison(few, memory + PAGE, 1), 0);
+    expect_is(raw(ioctl(few, UFFDIO_UNREGISTER, &(struct uffdio_range){ memory, 4 * PAGE })), 0);
+}
+
 FACT(protection_holds_in_one_process_only) {
     u64 memory = shared(2);
     tell_fork(it, 1);
