@@ -22,45 +22,20 @@
 //   unmap | move | over    an error's number, or 0, of munmap, mremap, and mmap over it; "late unmap": of what was plugged in last
 //   resident               "resident N": pages that the files have
 //   stop
-#define _GNU_SOURCE
-#include <errno.h>
-#include <fcntl.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <sys/un.h>
-#include <sys/wait.h>
-#include <unistd.h>
+#include "monitor.h"
 
-enum { PAGE = 4096, WORDS = PAGE / 8, THREADS = 3, REGIONS = 8, PAGES_MAX = 1 << 18 };
-typedef uint64_t u64;
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+
+enum { REGIONS = 8, PAGES_MAX = 1 << 18 };
 
 static struct region { char *at; size_t pages, first; int file; } region[REGIONS];
 static int regions;
-static size_t pages;
-// What each page was last made, by whichever process; 0 are zeros. This memory is shared as well, and none of the guest's.
-static uint32_t *version;
 static bool is_peer;
 
-static void fail(const char *what) { perror(what), exit(1); }
-
-// A third of a page is noise, the rest repeats its number.
-static u64 word(u64 page, uint32_t made, u64 k) {
-    if (made == 0) return 0;
-    if (k >= WORDS / 3) return page * 31 + made;
-    u64 x = (page + 1) * 0x9E3779B97F4A7C15ull ^ (u64)made << 40 ^ k * 0xD1B54A32D192ED03ull;
-    return (x ^ x >> 31) * 0x94D049BB133111EBull;
-}
+// Zeros, until whichever process makes it.
+static u64 word(u64 page, uint32_t made, u64 k) { return made == 0 ? 0 : made_word(page, made, k); }
 
 static volatile u64 *at(size_t page) {
     int i = regions - 1;
@@ -68,26 +43,7 @@ static volatile u64 *at(size_t page) {
     return (u64 *)(region[i].at + (page - region[i].first) * PAGE);
 }
 
-static bool is_wrong(size_t page) {
-    volatile u64 *words = at(page);
-    for (u64 k = 0; k < WORDS; k++)
-        if (words[k] != word(page, version[page], k)) return true;
-    return false;
-}
-
-static void make(size_t page) {
-    version[page]++;
-    volatile u64 *words = at(page);
-    for (u64 k = 0; k < WORDS; k++) words[k] = word(page, version[page], k);
-}
-
-static u64 next(u64 *random) {
-    *random ^= *random << 13, *random ^= *random >> 7, *random ^= *random << 17;
-    return *random >> 11;
-}
-
-static volatile bool over;
-struct churner { pthread_t thread; u64 random, turns, wrong; size_t from; };
+static void make(size_t page) { make_version(page, version[page] + 1); }
 
 // Each thread of either has pages of its own for a while; then they are another's, of the other process.
 static void *churn(void *argument) {
@@ -101,59 +57,18 @@ static void *churn(void *argument) {
     return NULL;
 }
 
-static struct churner churn_for(double seconds, size_t swapped) {
+static struct churner churn_mine(double seconds, size_t swapped) {
     static struct churner churners[THREADS];
-    over = false;
     for (size_t i = 0; i < THREADS; i++) {
         size_t from = (is_peer ^ swapped) * THREADS + i;
         churners[i] = (struct churner){ .random = 88172645463325252ull + (u64)(from + swapped * 11) * 7919, .from = from };
-        pthread_create(&churners[i].thread, NULL, churn, &churners[i]);
     }
-    usleep((useconds_t)(seconds * 1e6));
-    over = true;
-    struct churner all = { 0 };
-    for (int i = 0; i < THREADS; i++) {
-        pthread_join(churners[i].thread, NULL);
-        all.turns += churners[i].turns, all.wrong += churners[i].wrong;
-    }
-    return all;
-}
-
-static size_t wrong_pages(void) {
-    size_t wrong = 0;
-    for (size_t page = 0; page < pages; page++) wrong += is_wrong(page);
-    return wrong;
+    return churn_for(seconds, churners, churn);
 }
 
 static void write_pages(size_t count) {
     static u64 random = 0x2545F4914F6CDD1Dull;
     while (count-- > 0) make(next(&random) % pages);
-}
-
-// The kernel reads pages for us: a file's write waits in the kernel for what is missing.
-static size_t wrong_in_calls(size_t first, size_t count) {
-    int file = memfd_create("copy", 0);
-    size_t wrong = 0;
-    for (size_t page = first; page < first + count && page < pages; page++) {
-        u64 copy[WORDS];
-        if (pwrite(file, (void *)at(page), PAGE, 0) != PAGE || pread(file, copy, PAGE, 0) != PAGE) fail("pwrite");
-        bool differs = false;
-        for (u64 k = 0; k < WORDS; k++) differs |= copy[k] != word(page, version[page], k);
-        wrong += differs;
-    }
-    close(file);
-    return wrong;
-}
-
-static int child_has_it(void) {
-    int pair[2], status;
-    if (pipe(pair)) fail("pipe");
-    pid_t child = fork();
-    // The kernel says whether there is memory, without a signal.
-    if (child == 0) _exit(write(pair[1], region[0].at, 1) == 1);
-    close(pair[0]), close(pair[1]);
-    if (child < 0 || waitpid(child, &status, 0) != child) fail("fork");
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
 static size_t resident(void) {
@@ -184,30 +99,6 @@ static int new_file(size_t count) {
 }
 
 static int uffd = -1;
-static void register_region(const struct region *it, u64 mode) {
-    struct { u64 start, bytes, mode, ioctls; } range = { (u64)it->at, it->pages * PAGE, mode, 0 };
-    if (ioctl(uffd, 0xc020aa00ul, &range)) fail("UFFDIO_REGISTER");
-}
-
-static void make_userfaultfd(u64 features) {
-    struct { u64 api, features, ioctls; } api = { 0xaa, features, 0 };
-    uffd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
-    if (uffd < 0 || ioctl(uffd, 0xc018aa3ful, &api)) fail("userfaultfd");
-}
-
-static void send_all(int to, const void *data, size_t bytes, int with) {
-    struct iovec vector = { (void *)(uintptr_t)data, bytes };
-    union { char bytes[CMSG_SPACE(sizeof with)]; struct cmsghdr align; } control = { 0 };
-    struct msghdr message = { .msg_iov = &vector, .msg_iovlen = 1 };
-    if (with >= 0) {
-        message.msg_control = &control, message.msg_controllen = sizeof control;
-        struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
-        *rights = (struct cmsghdr){ CMSG_LEN(sizeof with), SOL_SOCKET, SCM_RIGHTS };
-        memcpy(CMSG_DATA(rights), &with, sizeof with);
-    }
-    if (sendmsg(to, &message, MSG_NOSIGNAL) != (ssize_t)bytes) fail("sendmsg");
-}
-
 static int manager = -1;
 // One message: its length, and what it says.
 static void say(const char *text, int with) {
@@ -225,10 +116,7 @@ static int name_region(char *text, size_t room, const struct region *it) {
 static const char *path, *mode = "MISSING|WP";
 static long pid;
 static bool hand_over(void) {
-    struct sockaddr_un address = { .sun_family = AF_UNIX };
-    strncpy(address.sun_path, path, sizeof address.sun_path - 1);
-    manager = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (connect(manager, (struct sockaddr *)&address, sizeof address)) fail("connect");
+    manager = connect_to(path);
     char text[2048], *end = text;
     end += sprintf(end, "{\"type\":\"handoff\",\"version\":0,\"vmm_pid\":%ld,\"mode\":\"%s\",\"regions\":[", pid, mode);
     for (int i = 0; i < regions; i++) {
@@ -283,7 +171,7 @@ static _Noreturn void serve(int from) {
         } else if (word.what == 'w') {
             write_pages(word.count);
         } else if (word.what == 'x') {
-            struct churner all = churn_for(word.seconds, word.swapped);
+            struct churner all = churn_mine(word.seconds, word.swapped);
             word.turns = all.turns, word.wrong = all.wrong;
         }
         send_all(from, &word, sizeof word, -1);
@@ -304,7 +192,7 @@ static void churn_both(double seconds) {
         struct churning aside = { { .what = 'x', .seconds = seconds / 2, .swapped = swapped } };
         pthread_t thread;
         pthread_create(&thread, NULL, ask_aside, &aside);
-        struct churner all = churn_for(seconds / 2, swapped);
+        struct churner all = churn_mine(seconds / 2, swapped);
         pthread_join(thread, NULL);
         counts[0] += all.turns, counts[1] += all.wrong, counts[2] += aside.word.turns, counts[3] += aside.word.wrong;
     }
@@ -316,7 +204,7 @@ static void plug(size_t mib) {
     size_t count = mib << 8;
     int file = new_file(count);
     map(file, count, false);
-    register_region(&region[regions - 1], 3);
+    register_memory(uffd, region[regions - 1].at, count, 3);
     char text[512] = "{\"type\":\"add_region\",\"region\":";
     name_region(text + strlen(text), 256, &region[regions - 1]);
     strcat(text, "}");
@@ -340,13 +228,10 @@ static void obey(char *line) {
     else if (!strncmp(line, "tell ", 5)) line[strcspn(line, "\n")] = 0, say(line + 5, -1), puts("told");
     else if (!strncmp(line, "hangup", 6)) close(manager), puts("hung up");
     else if (!strncmp(line, "again", 5)) close(manager), printf("acked=%d\n", hand_over());
-    else if (!strncmp(line, "fork", 4)) printf("child has=%d\n", child_has_it());
-    else if (!strncmp(line, "unmap", 5)) printf("%d\n", munmap(here, 16 * PAGE) ? errno : 0);
+    else if (!strncmp(line, "fork", 4)) printf("child has=%d\n", child_has(here));
     else if (!strncmp(line, "late unmap", 10)) printf("%d\n", munmap(region[regions - 1].at, PAGE) ? errno : 0);
-    else if (!strncmp(line, "move", 4)) printf("%d\n", mremap(here, 16 * PAGE, 16 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, here - 64 * PAGE) == MAP_FAILED ? errno : 0);
-    else if (!strncmp(line, "over", 4)) printf("%d\n", mmap(here, PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED ? errno : 0);
     else if (!strncmp(line, "resident", 8)) printf("resident %zu\n", resident());
-    else printf("what is %s", line);
+    else if (!change_mapping(line, here)) printf("what is %s", line);
 }
 
 int main(int argc, char **argv) {
@@ -362,6 +247,7 @@ int main(int argc, char **argv) {
         else if (!strcmp(argv[i], "mode") && i + 1 < argc) mode = argv[++i];
         else if (!strcmp(argv[i], "pid") && i + 1 < argc) pid = atol(argv[++i]);
     }
+    // Both processes' as well, and none of the guest's.
     version = mmap(NULL, PAGES_MAX * sizeof *version, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (version == MAP_FAILED) fail("mmap");
     pid_t backend = 0;
@@ -380,8 +266,8 @@ int main(int argc, char **argv) {
         give(file, counts[i]);
     }
     for (size_t page = 0; touched && page < pages; page += 2) make(page);
-    make_userfaultfd(features);
-    for (int i = 0; i < 2; i++) register_region(&region[i], private ? 1 : 3);
+    uffd = new_userfaultfd(features);
+    for (int i = 0; i < 2; i++) register_memory(uffd, region[i].at, region[i].pages, private ? 1 : 3);
     bool acked = hand_over();
     printf("ready %d %d acked=%d\n", getpid(), backend, acked);
     char line[512];

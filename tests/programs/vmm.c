@@ -21,41 +21,16 @@
 //   stop
 //
 // Its memory is two regions with a hole between, the second of which comes first in the file.
-#define _GNU_SOURCE
-#include <errno.h>
-#include <fcntl.h>
-#include <pthread.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/syscall.h>
-#include <sys/un.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
-
-enum { PAGE = 4096, WORDS = PAGE / 8, THREADS = 3 };
-typedef uint64_t u64;
+#include "monitor.h"
 
 static char *region[2];
-static size_t region_pages[2], pages;
-// What each page was last made: 0 is the snapshot's, GONE are zeros.
-static uint32_t *version;
+static size_t region_pages[2];
+// Of the versions of a page 0 is the snapshot's, and this are zeros.
 static const uint32_t GONE = ~0u;
 
-static void fail(const char *what) { perror(what), exit(1); }
-
-// A third of a page is noise, the rest repeats its number; some pages are zeros from the start.
+// Some pages are zeros from the start.
 static u64 word(u64 page, uint32_t made, u64 k) {
-    if (made == GONE || (made == 0 && page % 11 == 0)) return 0;
-    if (k >= WORDS / 3) return page * 31 + made;
-    u64 x = (page + 1) * 0x9E3779B97F4A7C15ull ^ (u64)made << 40 ^ k * 0xD1B54A32D192ED03ull;
-    return (x ^ x >> 31) * 0x94D049BB133111EBull;
+    return made == GONE || (made == 0 && page % 11 == 0) ? 0 : made_word(page, made, k);
 }
 
 // Pages are counted in the order of the file.
@@ -64,18 +39,7 @@ static volatile u64 *at(size_t page) {
     return (u64 *)(second ? region[1] + page * PAGE : region[0] + (page - region_pages[1]) * PAGE);
 }
 
-static bool is_wrong(size_t page) {
-    volatile u64 *words = at(page);
-    for (u64 k = 0; k < WORDS; k++)
-        if (words[k] != word(page, version[page], k)) return true;
-    return false;
-}
-
-static void make(size_t page) {
-    version[page] = version[page] == GONE ? 1 : version[page] + 1;
-    volatile u64 *words = at(page);
-    for (u64 k = 0; k < WORDS; k++) words[k] = word(page, version[page], k);
-}
+static void make(size_t page) { make_version(page, version[page] == GONE ? 1 : version[page] + 1); }
 
 static void drop(size_t first, size_t count) {
     for (size_t page = first; page < first + count && page < pages; page++) {
@@ -83,14 +47,6 @@ static void drop(size_t first, size_t count) {
         if (madvise((void *)at(page), PAGE, MADV_DONTNEED)) fail("madvise");
     }
 }
-
-static u64 next(u64 *random) {
-    *random ^= *random << 13, *random ^= *random >> 7, *random ^= *random << 17;
-    return *random >> 11;
-}
-
-static volatile bool over;
-struct churner { pthread_t thread; u64 random, turns, wrong; size_t from; };
 
 // Each has pages of its own.
 static void *churn(void *argument) {
@@ -106,53 +62,12 @@ static void *churn(void *argument) {
     return NULL;
 }
 
-static void churn_for(double seconds) {
+static void churn_mine(double seconds) {
     static struct churner churners[THREADS];
-    over = false;
-    for (int i = 0; i < THREADS; i++) {
+    for (int i = 0; i < THREADS; i++)
         churners[i] = (struct churner){ .random = 88172645463325252ull + (u64)i * 7919, .from = (size_t)i };
-        pthread_create(&churners[i].thread, NULL, churn, &churners[i]);
-    }
-    usleep((useconds_t)(seconds * 1e6));
-    over = true;
-    u64 turns = 0, wrong = 0;
-    for (int i = 0; i < THREADS; i++) {
-        pthread_join(churners[i].thread, NULL);
-        turns += churners[i].turns, wrong += churners[i].wrong;
-    }
-    printf("churned %lu wrong=%lu\n", (unsigned long)turns, (unsigned long)wrong);
-}
-
-static size_t wrong_pages(void) {
-    size_t wrong = 0;
-    for (size_t page = 0; page < pages; page++) wrong += is_wrong(page);
-    return wrong;
-}
-
-// The kernel reads pages for us: a file's write waits in the kernel for what is missing.
-static size_t wrong_in_calls(size_t first, size_t count) {
-    int file = memfd_create("copy", 0);
-    size_t wrong = 0;
-    for (size_t page = first; page < first + count && page < pages; page++) {
-        u64 copy[WORDS];
-        if (pwrite(file, (void *)at(page), PAGE, 0) != PAGE || pread(file, copy, PAGE, 0) != PAGE) fail("pwrite");
-        bool differs = false;
-        for (u64 k = 0; k < WORDS; k++) differs |= copy[k] != word(page, version[page], k);
-        wrong += differs;
-    }
-    close(file);
-    return wrong;
-}
-
-static int child_has_it(void) {
-    int pair[2], status;
-    if (pipe(pair)) fail("pipe");
-    pid_t child = fork();
-    // The kernel says whether there is memory, without a signal.
-    if (child == 0) _exit(write(pair[1], region[0], 1) == 1);
-    close(pair[0]), close(pair[1]);
-    if (child < 0 || waitpid(child, &status, 0) != child) fail("fork");
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    struct churner all = churn_for(seconds, churners, churn);
+    printf("churned %lu wrong=%lu\n", (unsigned long)all.turns, (unsigned long)all.wrong);
 }
 
 static size_t resident(void) {
@@ -177,22 +92,8 @@ static void *map_at(void *where, size_t bytes, bool shared) {
     return memory;
 }
 
-static int make_userfaultfd(u64 features) {
-    struct { u64 api, features, ioctls; } api = { 0xaa, features, 0 };
-    int uffd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
-    if (uffd < 0 || ioctl(uffd, 0xc018aa3ful, &api)) fail("userfaultfd");
-    for (int i = 0; i < 2; i++) {
-        struct { u64 start, bytes, mode, ioctls; } range = { (u64)region[i], region_pages[i] * PAGE, 1, 0 };
-        if (ioctl(uffd, 0xc020aa00ul, &range)) fail("UFFDIO_REGISTER");
-    }
-    return uffd;
-}
-
 static void hand_over(const char *path, int uffd) {
-    struct sockaddr_un address = { .sun_family = AF_UNIX };
-    strncpy(address.sun_path, path, sizeof address.sun_path - 1);
-    int socket_ = socket(AF_UNIX, SOCK_STREAM, 0);
-    if (connect(socket_, (struct sockaddr *)&address, sizeof address)) fail("connect");
+    int manager = connect_to(path);
     char text[1024] = "[";
     for (int i = 0; i < 2; i++) {
         size_t length = strlen(text), offset = i ? 0 : region_pages[1] * PAGE;
@@ -201,14 +102,8 @@ static void hand_over(const char *path, int uffd) {
                  i ? "," : "", (unsigned long)region[i], region_pages[i] * PAGE, offset);
     }
     strcat(text, "]");
-    struct iovec data = { text, strlen(text) };
-    union { char bytes[CMSG_SPACE(sizeof uffd)]; struct cmsghdr align; } control = { 0 };
-    struct msghdr message = { .msg_iov = &data, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control };
-    struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
-    *rights = (struct cmsghdr){ CMSG_LEN(sizeof uffd), SOL_SOCKET, SCM_RIGHTS };
-    memcpy(CMSG_DATA(rights), &uffd, sizeof uffd);
-    if (sendmsg(socket_, &message, 0) < 0) fail("sendmsg");
-    close(socket_);
+    send_all(manager, text, strlen(text), uffd);
+    close(manager);
 }
 
 static void obey(const char *line) {
@@ -221,13 +116,10 @@ static void obey(const char *line) {
         puts("written");
     } else if (sscanf(line, "drop %zu %zu", &first, &count) == 2) drop(first, count), puts("dropped");
     else if (sscanf(line, "call %zu %zu", &first, &count) == 2) printf("called wrong=%zu\n", wrong_in_calls(first, count));
-    else if (sscanf(line, "churn %lf", &seconds) == 1) churn_for(seconds);
-    else if (!strncmp(line, "fork", 4)) printf("child has=%d\n", child_has_it());
-    else if (!strncmp(line, "unmap", 5)) printf("%d\n", munmap(region[0], 16 * PAGE) ? errno : 0);
-    else if (!strncmp(line, "move", 4)) printf("%d\n", mremap(region[0], 16 * PAGE, 16 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, region[0] - 64 * PAGE) == MAP_FAILED ? errno : 0);
-    else if (!strncmp(line, "over", 4)) printf("%d\n", mmap(region[0], PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED ? errno : 0);
+    else if (sscanf(line, "churn %lf", &seconds) == 1) churn_mine(seconds);
+    else if (!strncmp(line, "fork", 4)) printf("child has=%d\n", child_has(region[0]));
     else if (!strncmp(line, "resident", 8)) printf("resident %zu\n", resident());
-    else printf("what is %s", line);
+    else if (!change_mapping(line, region[0])) printf("what is %s", line);
 }
 
 int main(int argc, char **argv) {
@@ -260,7 +152,8 @@ int main(int argc, char **argv) {
     region[0] = map_at(around + hole, region_pages[0] * PAGE, shared);
     region[1] = map_at(around + 2 * hole + region_pages[0] * PAGE, region_pages[1] * PAGE, shared);
     for (size_t page = 0; touched && page < pages; page += 2) make(page);
-    int uffd = make_userfaultfd(features);
+    int uffd = new_userfaultfd(features);
+    for (int i = 0; i < 2; i++) register_memory(uffd, region[i], region_pages[i], 1);
     if (!silent) hand_over(argv[2], uffd);
     if (eager && wrong_in_calls(0, pages)) return 1;
     printf("ready %d\n", getpid());
