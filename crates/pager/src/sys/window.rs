@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
+use rustix::fs::{FallocateFlags, SeekFrom, fallocate, fstatfs, seek};
 use spillway_core::{Address, Span};
 
 use super::fd::checked;
@@ -74,13 +75,8 @@ impl Drop for Window {
 
 /// The pages of a file of memory that are there, from `start` on: where they begin and where they end; none behind the last.
 pub fn next_data(file: &File, start: u64) -> Option<(u64, u64)> {
-    let seek = |from: u64, whence| {
-        let from = libc::off_t::try_from(from).ok()?;
-        // SAFETY: no pointers.
-        u64::try_from(unsafe { libc::lseek(file.as_raw_fd(), from, whence) }).ok()
-    };
-    let data = seek(start, libc::SEEK_DATA)?;
-    Some((data, seek(data, libc::SEEK_HOLE)?))
+    let data = seek(file, SeekFrom::Data(start)).ok()?;
+    Some((data, seek(file, SeekFrom::Hole(data)).ok()?))
 }
 
 /// Takes pages out of a file of memory, whoever has them mapped.
@@ -88,31 +84,24 @@ pub fn next_data(file: &File, start: u64) -> Option<(u64, u64)> {
 /// # Errors
 /// EPERM where the file is sealed against that.
 pub fn punch(file: &File, start: u64, bytes: u64) -> io::Result<()> {
-    let as_offset = |bytes: u64| libc::off_t::try_from(bytes).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput));
-    let (start, bytes) = (as_offset(start)?, as_offset(bytes)?);
-    let how = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-    // SAFETY: no pointers.
-    checked(unsafe { libc::fallocate(file.as_raw_fd(), how, start, bytes) }.into()).map(drop)
+    Ok(fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, start, bytes)?)
 }
 
 /// Whether it is memory that can be had and given back a small page at a time (`tmpfs`), and not of huge pages.
 pub fn is_memory(file: &File) -> bool {
-    let mut about = std::mem::MaybeUninit::<libc::statfs>::zeroed();
-    // SAFETY: the pointer is valid for writes; zeroed bytes are a valid statfs should the call fail.
-    let (answer, about) = unsafe { (libc::fstatfs(file.as_raw_fd(), about.as_mut_ptr()), about.assume_init()) };
-    answer == 0 && about.f_type == libc::TMPFS_MAGIC
+    fstatfs(file).is_ok_and(|about| about.f_type == libc::TMPFS_MAGIC)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use std::os::fd::{FromRawFd as _, OwnedFd};
     use std::os::unix::fs::FileExt as _;
 
-    pub(crate) fn memory(pages: u64) -> File {
-        // SAFETY: a literal with its end; the descriptor is a new one.
-        let fd = unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"window".as_ptr(), libc::MFD_CLOEXEC)) };
-        let file = File::from(fd);
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    use super::*;
+
+    fn memory(pages: u64) -> File {
+        let file = File::from(memfd_create(c"window", MemfdFlags::CLOEXEC).expect("memory"));
         file.set_len(pages * 4096).expect("a length");
         file
     }
