@@ -1,8 +1,8 @@
 //! `spillway vmm`: manages the memory of virtual machines whose monitor hands over its userfaultfd, as Firecracker does, and as is
 //! proposed for Cloud Hypervisor.
 //!
-//! Invariants: one line for each monitor, whatever it sends, and for memory that is plugged into its guest; none keeps another waiting, nor us longer than
-//! [`MESSAGE_WITHIN`]; we end only when all pages are home; the socket goes with us.
+//! Invariants: one line for each monitor, whatever it sends, and for memory that is plugged into its guest; none keeps another
+//! waiting, nor us longer than [`MESSAGE_WITHIN`]; we end only when all pages are home; the socket goes with us.
 
 use crate::attach::{self, DEFAULT_LOCAL};
 use crate::failure::Failure;

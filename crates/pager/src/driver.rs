@@ -128,7 +128,7 @@ pub struct Driver {
     /// Targets whose record had no room, or that have none: nobody could take over as long as there is one.
     unrecorded: Vec<TargetId>,
     /// Which of the targets are memory that several have mapped.
-    commons: Vec<usize>,
+    commons: Vec<TargetId>,
 }
 
 impl Driver {

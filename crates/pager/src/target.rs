@@ -28,7 +28,7 @@ use crate::tally::Tally;
 pub const POPULATE_WRITE: u64 = 23;
 
 /// `mseal` (6.10).
-pub const SYS_MSEAL: libc::c_long = 462;
+const SYS_MSEAL: libc::c_long = 462;
 /// Calls that keep memory in its place.
 pub const HOLD_CALLS: usize = 2;
 

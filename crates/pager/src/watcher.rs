@@ -4,8 +4,8 @@
 //! targets. It looks at a process often while it grows towards the budget and seldom otherwise.
 //!
 //! [`looks`] says when and in what order; [`tree`] finds processes, [`process`] is what is known of one; [`adoption`] gives
-//! agents, [`mappings`] registers memory, [`commons`] what processes share, [`forks`] follows forked children, [`handed`] takes in monitors that hand over their
-//! userfaultfd, [`release`] lets go of everything, [`departure`] of one tree.
+//! agents, [`mappings`] registers memory, [`commons`] what processes share, [`forks`] follows forked children, [`handed`] takes
+//! in monitors that hand over their userfaultfd, [`release`] lets go of everything, [`departure`] of one tree.
 
 mod adoption;
 mod commons;

@@ -19,7 +19,7 @@ impl Driver {
             tape.ended(&self.core, target);
         }
         self.forget_views_of(target);
-        self.commons.retain(|&at| at != target.0 as usize);
+        self.commons.retain(|id| *id != target);
         // Whoever takes over forgets all pages of those that are not written down.
         self.strike_out(target);
         let slot = self.targets.get_mut(target.0 as usize).and_then(Option::take);

@@ -114,9 +114,10 @@ impl Driver {
 
     /// A scan saw these pages in the target, some time after it began.
     pub(super) fn found(&mut self, id: TargetId, span: Span) {
-        if self.but_for_removals(id, span) != [span] {
+        let stays = self.but_for_removals(id, span);
+        if stays != [span] {
             // What is left out costs memory, as it does not leave; what was found and then removed would come back to life.
-            return self.but_for_removals(id, span).into_iter().for_each(|part| self.core.found(id, part));
+            return stays.into_iter().for_each(|part| self.core.found(id, part));
         }
         let removed = self.target(id).map(|target| target.announced.removed_during_scan(span)).unwrap_or_default();
         for &part in &removed {

@@ -12,7 +12,7 @@ use super::buffers::Buffer;
 use super::{Driver, Report};
 use crate::commons::{Commons, Taken, View};
 use crate::outlook::Outlook;
-use crate::procfs::{self, Mapping};
+use crate::procfs::{self, FileId, Mapping};
 use crate::sys::clock::now_ns;
 use crate::sys::message::MESSAGES;
 use crate::sys::pagemap::Pagemap;
@@ -42,25 +42,25 @@ impl Driver {
         let (tally, uffd) = (Arc::clone(&target.tally), target.uffd.clone());
         // Without asking one by one nobody could say where a fault of an unknown address is.
         target.procmap.as_ref()?.at_or_behind(mapping.span.start).ok()?;
-        let known = self.commons.iter().copied().find(|&at| self.common(at).is_some_and(|it| it.id == file_id));
-        let at = match known {
-            Some(at) if self.targets[at].as_ref()?.tally.tree != tally.tree => return None,
-            Some(at) => at,
+        let known = self.commons_of(file_id);
+        let commons = match known {
+            Some(known) if self.target(known)?.tally.tree != tally.tree => return None,
+            Some(known) => known,
             None => self.found_commons(Commons::of(file_id, Arc::clone(file), pages).ok()?, tally),
         };
-        let joined = Joined { commons: self.targets[at].as_ref()?.id, home: self.common(at)?.span().start };
-        if !self.show(at, id, &uffd, mapping) {
+        let home = self.common(commons)?.span().start;
+        if !self.show(commons, id, &uffd, mapping) {
             // Nobody would ever end what was made for this mapping alone.
             if known.is_none() {
-                self.ended(joined.commons);
+                self.ended(commons);
             }
             return None;
         }
-        Some(joined)
+        Some(Joined { commons, home })
     }
 
     /// A commons that was not known.
-    fn found_commons(&mut self, (commons, uffd): (Commons, Uffd), tally: Arc<Tally>) -> usize {
+    fn found_commons(&mut self, (commons, uffd): (Commons, Uffd), tally: Arc<Tally>) -> TargetId {
         let (id, own) = (self.core.add_target(), std::process::id().cast_signed());
         self.core.assign(id, tally.tree, tally.share());
         self.core.add_region(id, commons.span());
@@ -70,21 +70,36 @@ impl Driver {
         // What its processes are to find in it is known to this pager alone.
         self.unrecorded.push(id);
         self.core.forsake(true);
-        self.commons.push(id.0 as usize);
-        id.0 as usize
+        self.commons.push(id);
+        id
     }
 
-    fn common(&self, at: usize) -> Option<&Commons> {
-        self.targets.get(at)?.as_ref()?.commons.as_deref()
+    fn common(&self, id: TargetId) -> Option<&Commons> {
+        self.targets.get(id.0 as usize)?.as_ref()?.commons.as_deref()
     }
 
-    fn common_mut(&mut self, at: usize) -> Option<&mut Commons> {
-        self.targets[at].as_mut()?.commons.as_deref_mut()
+    fn common_mut(&mut self, id: TargetId) -> Option<&mut Commons> {
+        self.target(id)?.commons.as_deref_mut()
+    }
+
+    fn commons_of(&self, file: FileId) -> Option<TargetId> {
+        self.commons.iter().copied().find(|&id| self.common(id).is_some_and(|commons| commons.id == file))
+    }
+
+    fn for_each_commons(&mut self, mut each: impl FnMut(&mut Commons)) {
+        for nth in 0..self.commons.len() {
+            self.common_mut(self.commons[nth]).into_iter().for_each(&mut each);
+        }
+    }
+
+    /// Whether a target has mapped any of it.
+    fn sees_commons(&self, id: TargetId) -> bool {
+        self.commons.iter().any(|&commons| self.common(commons).is_some_and(|commons| commons.is_seen_by(id)))
     }
 
     /// Registers what a mapping of `target` shows of a commons as a view of it; false where that cannot be.
-    fn show(&mut self, at: usize, target: TargetId, uffd: &Uffd, mapping: &Mapping) -> bool {
-        let Some(commons) = self.common_mut(at) else { return false };
+    fn show(&mut self, commons: TargetId, target: TargetId, uffd: &Uffd, mapping: &Mapping) -> bool {
+        let Some(commons) = self.common_mut(commons) else { return false };
         let home = commons.span();
         let start = Address(home.start.0.saturating_add(mapping.offset));
         let pages = mapping.span.pages();
@@ -101,9 +116,7 @@ impl Driver {
 
     /// Whether every mapping of a commons is a view of it: without, nothing leaves.
     pub(super) fn open_commons(&mut self, id: TargetId, is_ready: bool) {
-        if let Some(commons) = self.target(id).and_then(|target| target.commons.as_mut()) {
-            commons.open(is_ready);
-        }
+        self.common_mut(id).into_iter().for_each(|commons| commons.open(is_ready));
     }
 
     /// Where a fault belongs: to a commons, if its address shows one. None if that cannot be told now: it waits.
@@ -124,8 +137,7 @@ impl Driver {
         match asked {
             Some(Some(mapping)) if !mapping.private && mapping.file.is_some() => {
                 let uffd = target.uffd.clone();
-                let its = self.commons.iter().copied().find(|&at| self.common(at).map(|it| it.id) == mapping.file);
-                let Some(its) = its else {
+                let Some(its) = mapping.file.and_then(|file| self.commons_of(file)) else {
                     // It is none of ours, and came to be registered with what lies beside it: the kernel's own again.
                     let _ = uffd.unregister(mapping.span);
                     return None;
@@ -150,7 +162,7 @@ impl Driver {
     /// is of: `MADV_REMOVE` and `MADV_DONTNEED` are told of in the same words.
     pub(super) fn messages_to_read(&mut self, at: usize) -> usize {
         let Some(id) = self.targets[at].as_ref().map(|target| target.id) else { return 0 };
-        if !self.commons.iter().any(|&at| self.common(at).is_some_and(|commons| commons.is_seen_by(id))) {
+        if !self.sees_commons(id) {
             return MESSAGES;
         }
         let Some(target) = &mut self.targets[at] else { return 0 };
@@ -198,19 +210,19 @@ impl Driver {
             let part = view.within(span).filter(|_| view.target == id)?;
             Some(Span::of_pages(part.home, part.span.pages()))
         };
-        let all = self.commons.iter().flat_map(|&at| {
-            let views = self.common(at).map_or(&[][..], |commons| &commons.views);
-            views.iter().filter_map(shown).map(move |home| (at, home))
+        let all = self.commons.iter().flat_map(|&commons| {
+            let views = self.common(commons).map_or(&[][..], |commons| &commons.views);
+            views.iter().filter_map(shown).map(move |home| (commons, home))
         });
-        let all: Vec<(usize, Span)> = all.collect();
+        let all: Vec<(TargetId, Span)> = all.collect();
         if all.is_empty() || !removes {
             return !all.is_empty();
         }
         let Some((number, span)) = self.target(id).map(|target| target.announced.removal(span)) else { return false };
-        for (at, home) in all {
+        for (commons, home) in all {
             // What is there waits until it is gone, and does not leave before.
-            self.core.removed(TargetId(u32::try_from(at).unwrap_or(u32::MAX)), home);
-            self.common_mut(at).into_iter().for_each(|commons| commons.removal_begins(id, number, home));
+            self.core.removed(commons, home);
+            self.common_mut(commons).into_iter().for_each(|commons| commons.removal_begins(id, number, home));
         }
         let _ = self.reports.send(Request::Report(Report::Removal { target: id, span, number, is_shared: true }));
         true
@@ -219,11 +231,10 @@ impl Driver {
     /// A removal must have happened by now, if it was one of shared pages.
     pub(super) fn shared_removal_over(&mut self, id: TargetId, number: u64) {
         for nth in 0..self.commons.len() {
-            let at = self.commons[nth];
-            let its = TargetId(u32::try_from(at).unwrap_or(u32::MAX));
-            while let Some((home, there)) = self.common_mut(at).and_then(|it| it.removal_ends(id, number)) {
+            let its = self.commons[nth];
+            while let Some((home, there)) = self.common_mut(its).and_then(|it| it.removal_ends(id, number)) {
                 // What another is about to remove waits for that.
-                let others = self.common(at).map(Commons::removing).unwrap_or_default();
+                let others = self.common(its).map(Commons::removing).unwrap_or_default();
                 for home in home.without(others.into_iter()) {
                     for gone in home.without(there.iter().copied()) {
                         self.core.removal_seen(its, gone);
@@ -236,11 +247,11 @@ impl Driver {
 
     /// The page of a commons that a fault of `target` is about, noted as waited for.
     fn in_commons(&self, target: &Target, fault: Waiting) -> Option<(usize, Waiting)> {
-        self.commons.iter().find_map(|&at| {
-            let commons = self.common(at)?;
+        self.commons.iter().find_map(|&its| {
+            let commons = self.common(its)?;
             let home = commons.seen_at(target.id, fault.address)?;
             commons.awaits(target.id, &target.uffd, fault.address, home);
-            Some((at, Waiting { address: home, ..fault }))
+            Some((its.0 as usize, Waiting { address: home, ..fault }))
         })
     }
 
@@ -267,26 +278,23 @@ impl Driver {
     /// Of what its parent sees a child has only what is in `has`.
     pub(super) fn forget_views_but(&mut self, id: TargetId, has: &[Span]) {
         let everything = Span { start: Address(0), end: Address(!(PAGE_BYTES_U64 - 1)) };
-        for nth in 0..self.commons.len() {
-            let Some(commons) = self.common_mut(self.commons[nth]) else { continue };
-            everything.without(has.iter().copied()).into_iter().for_each(|span| commons.forget_views(id, span));
-        }
+        let has_not = everything.without(has.iter().copied());
+        self.for_each_commons(|commons| has_not.iter().for_each(|span| commons.forget_views(id, *span)));
     }
 
     /// What was found of a commons, but for what is being removed of it.
     pub(super) fn but_for_removals(&self, id: TargetId, span: Span) -> Vec<Span> {
-        let removing = self.common(id.0 as usize).map(Commons::removing).unwrap_or_default();
+        let removing = self.common(id).map(Commons::removing).unwrap_or_default();
         span.without(removing.into_iter())
     }
 
     /// A child has what its parent sees.
     pub(super) fn inherit_views(&mut self, parent: TargetId, child: TargetId, uffd: &Uffd) {
-        for nth in 0..self.commons.len() {
-            let Some(commons) = self.common_mut(self.commons[nth]) else { continue };
+        self.for_each_commons(|commons| {
             let its = commons.views.iter().filter(|view| view.target == parent).cloned().collect::<Vec<_>>();
             let views = its.into_iter().map(|view| View { target: child, uffd: uffd.clone(), ..view });
             commons.views.extend(views);
-        }
+        });
     }
 
     /// A mapping of a target has moved, or is gone: what it sees now.
@@ -297,15 +305,12 @@ impl Driver {
         }
         // Of a child whose process is not known what was said must do. What is not so is looked up when it faults.
         let id = target.id;
-        for nth in 0..self.commons.len() {
-            let Some(commons) = self.common_mut(self.commons[nth]) else { continue };
+        self.for_each_commons(|commons| {
             let shown = commons.views.iter().filter(|view| view.target == id).filter_map(|view| view.within(span));
-            let moved = shown.collect::<Vec<_>>();
+            let moved: Vec<View> = to.map_or(Vec::new(), |to| shown.map(|view| view.moved(span.start, to)).collect());
             commons.forget_views(id, span);
-            for view in to.map_or(Vec::new(), |to| moved.into_iter().map(|view| view.moved(span.start, to)).collect()) {
-                commons.add_view(view);
-            }
-        }
+            moved.into_iter().for_each(|view| commons.add_view(view));
+        });
         self.tell_deserted();
     }
 
@@ -313,7 +318,7 @@ impl Driver {
     pub(super) fn look_at_views(&mut self, at: usize) {
         let Some(target) = &self.targets[at] else { return };
         let (id, uffd) = (target.id, target.uffd.clone());
-        if !self.commons.iter().any(|&at| self.common(at).is_some_and(|commons| commons.is_seen_by(id))) {
+        if !self.sees_commons(id) {
             return;
         }
         let Some(procmap) = &target.procmap else { return };
@@ -323,15 +328,13 @@ impl Driver {
             mappings.extend((!mapping.private && mapping.file.is_some()).then_some(mapping));
         }
         for nth in 0..self.commons.len() {
-            let at = self.commons[nth];
-            let Some(commons) = self.common_mut(at) else { continue };
+            let its = self.commons[nth];
+            let Some(commons) = self.common_mut(its) else { continue };
             let file = Some(commons.id);
             commons.forget_views(id, Span { start: Address(0), end: Address(u64::MAX) });
             for mapping in mappings.iter().filter(|mapping| mapping.file == file) {
-                if !self.show(at, id, &uffd, mapping)
-                    && let Some(commons) = self.common_mut(at)
-                {
-                    commons.open(false);
+                if !self.show(its, id, &uffd, mapping) {
+                    self.open_commons(its, false);
                 }
             }
         }
@@ -341,26 +344,24 @@ impl Driver {
     /// The views that a target had are no more.
     pub(super) fn forget_views_of(&mut self, id: TargetId) {
         // Whoever has ended has also ended what it was at.
-        let begun = self.commons.iter().filter_map(|&at| Some(self.common(at)?.removals_of(id))).flatten();
+        let begun = self.commons.iter().filter_map(|&its| Some(self.common(its)?.removals_of(id))).flatten();
         begun.collect::<Vec<_>>().into_iter().for_each(|number| self.shared_removal_over(id, number));
-        for nth in 0..self.commons.len() {
-            self.common_mut(self.commons[nth]).into_iter().for_each(|commons| commons.forget(id));
-        }
+        self.for_each_commons(|commons| commons.forget(id));
         self.tell_deserted();
     }
 
     /// Tells of what nobody sees any more.
     fn tell_deserted(&self) {
-        for target in self.commons.iter().filter_map(|&at| self.targets[at].as_ref()) {
-            if target.commons.as_ref().is_some_and(|commons| commons.views.is_empty()) {
-                let _ = self.reports.send(Request::Report(Report::Deserted(target.id)));
+        for &id in &self.commons {
+            if self.common(id).is_some_and(|commons| commons.views.is_empty()) {
+                let _ = self.reports.send(Request::Report(Report::Deserted(id)));
             }
         }
     }
 
     /// Ends a commons, unless somebody sees it again.
     pub(super) fn end_commons(&mut self, id: TargetId) -> bool {
-        let is_seen = self.common(id.0 as usize).map(|commons| !commons.views.is_empty());
+        let is_seen = self.common(id).map(|commons| !commons.views.is_empty());
         if is_seen == Some(false) {
             self.ended(id);
         }
@@ -386,7 +387,8 @@ impl Driver {
         // Where a mapping is said to be gone, another may be in its place that is not known yet.
         let is_sure =
             |view: &View| self.targets[view.target.0 as usize].as_ref().is_none_or(|it| it.unmapped.is_empty());
-        if !self.common(at).is_some_and(|commons| commons.views.iter().all(is_sure)) {
+        let commons = self.targets[at].as_ref().and_then(|target| target.commons.as_ref());
+        if !commons.is_some_and(|commons| commons.views.iter().all(is_sure)) {
             let pages = runs.iter().flat_map(|run| (0..run.pages).map(|nth| run.page.plus(nth)));
             pages.for_each(|page| self.core.captured(page, Captured::Untried));
             return self.pause_captures(now_ns());

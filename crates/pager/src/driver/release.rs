@@ -150,7 +150,7 @@ impl Driver {
                     let _ = target.uffd.unregister(span);
                 }
             }
-            self.commons.retain(|&at| at != target.id.0 as usize);
+            self.commons.retain(|id| *id != target.id);
             for view in target.commons.iter().flat_map(|commons| &commons.views) {
                 // What is gone needs none.
                 let _ = view.uffd.unregister(view.span);

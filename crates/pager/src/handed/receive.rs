@@ -85,7 +85,7 @@ impl Conversation {
         self.pid
     }
 
-    /// Waits for the next that it says, which is to be all there `within` a while once it has begun. None when it has hung up.
+    /// Waits for the next that it says, of which no part may let us wait longer than `within` once it has begun. None when it has hung up.
     ///
     /// # Errors
     /// As [`Refusal`] says; nothing that comes afterwards can be understood.
