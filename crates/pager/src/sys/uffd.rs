@@ -54,8 +54,8 @@ pub const WP_ASYNC: u64 = 1 << 15;
 /// (5.19).
 pub const SHARED_MEMORY: u64 = 1 | 1 << 5 | 1 << 12;
 
-/// Features that adoption needs: FORK, REMAP, REMOVE, UNMAP events, thread ids, POISON, MOVE, and [`SHARED_MEMORY`].
-pub const FEATURES: u64 = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 6 | 1 << 8 | 1 << 14 | 1 << 16 | SHARED_MEMORY;
+/// Features that adoption needs: all events, thread ids, POISON, MOVE, and [`SHARED_MEMORY`].
+pub const FEATURES: u64 = EVENTS | 1 << 8 | 1 << 14 | 1 << 16 | SHARED_MEMORY;
 
 #[repr(C)]
 struct ApiArgument {
