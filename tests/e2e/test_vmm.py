@@ -540,7 +540,8 @@ def test_letting_go_of_shared_memory_brings_everything_home(serve, hand_off, spi
     guest = hand_off("touched")
     ready(pager, 2)
     assert guest.ask("write 15000") == "written"
-    there = guest.ask("call 0 100000") and pager.listing()
+    assert guest.ask("call 0 100000") == "called wrong=0"
+    there = pager.listing()
     eventually(lambda: pager.listing()["local_bytes"] <= BUDGET, "the guest within its budget")
     spillway.detach(guest.pid)
     assert pager.process.wait(30) == 0
