@@ -5,13 +5,32 @@ import os
 import pathlib
 import signal
 import subprocess
+import sys
 import time
 
 from record import ENDINGS
 
 
+# Under a cgroup's limit the kernel sometimes kills with swap still free: such runs are repeated this often, and counted.
+TRIES = 5
+
+
 class Failure(Exception):
     """A program did not end as it should; the text says how."""
+
+
+def survived(mode, local_mib, run):
+    """What `run(started)` gives in a mode, and how many runs did not end well before: under zram those begin again, and none comes of
+    it when that happens too often."""
+    for killed in range(TRIES):
+        try:
+            with mode.within(local_mib) as started:
+                return run(started), killed
+        except (Failure, OSError, subprocess.SubprocessError) as failure:
+            if mode.name != "zram":
+                raise
+            print(f"\nbench: again, since {failure}", file=sys.stderr)
+    return None, TRIES
 
 
 @contextlib.contextmanager
