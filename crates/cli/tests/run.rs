@@ -134,6 +134,7 @@ fn signals_from_other_processes_reach_the_program_once() {
     {
         let mut running = Running::shell("ulimit -c 0; echo ready; exec sleep 60");
         running.hear("ready\n");
+        eprintln!("sending {signal}"); // Shown if this fails.
         kill(signal, &running.pid().to_string());
         assert_eq!(running.end().2, Some(status), "{signal}");
     }

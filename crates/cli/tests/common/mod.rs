@@ -9,10 +9,16 @@ use std::time::{Duration, Instant};
 /// The binary under test.
 pub const SPILLWAY: &str = env!("CARGO_BIN_EXE_spillway");
 
-/// `spillway` with these arguments, its streams captured.
+/// `spillway` with these arguments, its streams captured. It ignores no signal, though whoever runs the tests may: a shell's
+/// jobs in the background ignore SIGINT and SIGQUIT.
 pub fn spillway(args: &[&str]) -> Command {
-    let mut command = Command::new(SPILLWAY);
-    command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut command = Command::new("env");
+    command
+        .args(["--default-signal", SPILLWAY])
+        .args(args)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     command
 }
 
@@ -48,15 +54,34 @@ pub fn err(of: &Output) -> String {
 }
 
 /// Waits for a value; fails naming what was waited for.
-pub fn eventually<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+pub fn eventually<T>(what: &str, condition: impl FnMut() -> Option<T>) -> T {
+    within_patience(condition).unwrap_or_else(|| panic!("waited in vain: {what}"))
+}
+
+fn within_patience<T>(mut condition: impl FnMut() -> Option<T>) -> Option<T> {
     let began = Instant::now();
-    loop {
+    while began.elapsed() < Duration::from_secs(15) {
         if let Some(value) = condition() {
-            return value;
+            return Some(value);
         }
-        assert!(began.elapsed() < Duration::from_secs(15), "waited in vain: {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
+    None
+}
+
+/// What a process, its descendants and all of their threads are doing, for whoever has to find out why they do not end.
+fn doings(pid: u32) -> String {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let own = threads.map(|thread| {
+        let text = |file| fs::read_to_string(thread.path().join(file)).unwrap_or_default();
+        let status = text("status");
+        let told = |line: &&str| {
+            ["Name", "State", "PPid", "TracerPid", "Sig", "Shd"].iter().any(|field| line.starts_with(field))
+        };
+        let lines: Vec<&str> = status.lines().filter(told).collect();
+        format!("{pid}/{}: {}\n{}{}", thread.file_name().display(), lines.join(", "), text("syscall"), text("stack"))
+    });
+    own.chain(children(pid).into_iter().map(doings)).collect()
 }
 
 /// The state's letter and the parent of a process.
@@ -153,7 +178,8 @@ impl Running {
     pub fn end(mut self) -> (String, String, Option<i32>) {
         let mut stdout = self.child.stdout.take().expect("captured");
         let mut stderr = self.child.stderr.take().expect("captured");
-        let status = eventually("the end", || self.child.try_wait().expect("waited"));
+        let status = within_patience(|| self.child.try_wait().expect("waited"))
+            .unwrap_or_else(|| panic!("waited in vain for the end, after: {}\n{}", self.heard, doings(self.pid())));
         let (mut out, mut err) = (std::mem::take(&mut self.heard), String::new());
         stdout.read_to_string(&mut out).expect("text");
         stderr.read_to_string(&mut err).expect("text");
