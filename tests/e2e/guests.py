@@ -26,6 +26,7 @@ COMPLAINTS = ("rcu:", "soft lockup", "hung task", "BUG:", "Call Trace", "Out of 
 PCI_DRIVERS = ("virtio_ring", "virtio", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci")
 NETWORK_DRIVERS = (*PCI_DRIVERS, "failover", "net_failover", "virtio_net")
 BALLOON_DRIVERS = (*PCI_DRIVERS, "virtio_balloon")
+DISK_DRIVERS = (*PCI_DRIVERS, "virtio_blk")
 
 
 def cache():
@@ -53,12 +54,12 @@ def libraries(program):
 
 
 class Image:
-    """An initial file system: busybox, `fill`, drivers; with `ssh` a server that lets in whoever has the key, and with `store`
-    memcached and a program that loads it, instead of `fill`."""
+    """An initial file system: busybox, `fill`, drivers; with `ssh` a server that lets in whoever has the key, with `store` memcached
+    and a program that loads it, instead of `fill`, and with `disk` a program that writes and reads a disk."""
 
     USER = "root"
 
-    def __init__(self, directory, ssh=False, store=False):
+    def __init__(self, directory, ssh=False, store=False, disk=False):
         self.root, self.archive, self.key = directory / "root", directory / "initramfs", directory / "key"
         for name in ("bin", "proc", "dev", "sys", "lib", "etc/dropbear", "root/.ssh"):
             (self.root / name).mkdir(parents=True)
@@ -69,8 +70,9 @@ class Image:
         shutil.copy(PROGRAMS / "guest/init", self.root / "init")
         for driver in drivers().values():
             shutil.copy(driver, self.root / "lib")
-        program = "gets" if store else "fill"
-        compiled = ["cc", "-O2", "-static", "-Wall", "-Wextra", "-o", self.root / "bin" / program, PROGRAMS / f"guest/{program}.c"]
+        program = "gets" if store else "disk" if disk else "fill"
+        self.program = self.root / "bin" / program
+        compiled = ["cc", "-O2", "-static", "-Wall", "-Wextra", "-o", self.program, PROGRAMS / f"guest/{program}.c"]
         subprocess.run(compiled, check=True, timeout=60)
         if ssh:
             self._add_ssh()
@@ -146,15 +148,16 @@ class Cable(Network):
         return None
 
 
-def command(image, mib, fill, *arguments, drivers=(), address=None, store=None, before=()):
+def command(image, mib, fill, *arguments, drivers=(), address=None, store=None, disk=None, before=()):
     """The QEMU command of a guest of so many MiB that runs `fill` on its serial console, which is standard input and output; or
-    `gets`, with so many MiB in the memcached, where `store` tells it from others."""
+    `gets`, with so many MiB in the memcached, where `store` tells it from others; or `disk`, with the device of that name."""
     machine = ["-nodefaults", "-no-user-config", "-display", "none", "-serial", "stdio", "-no-reboot"]
     emulation = ["-accel", "tcg,tb-size=8", "-m", mib, "-kernel", kernel(), "-initrd", image.archive]
     # Some kernels fill memory with zeros before they give it to anyone, also to the balloon: that would touch all of it.
     words = f"console=ttyS0 quiet panic=-1 memhp_default_state=online init_on_alloc=0 fill={fill} drivers={','.join(drivers)}"
     words += f" address={address}/30" if address else ""
     words += f" store={store}" if store else ""
+    words += f" disk={disk}" if disk else ""
     return [*before, shutil.which("qemu-system-x86_64"), *machine, *emulation, *arguments, "-append", words]
 
 

@@ -15,9 +15,10 @@ import time
 
 import guests
 import pytest
+from daemons import Daemon
 from guests import Console
 from harness import MIB, PEAK_ALLOWANCE, children, eventually, half
-from mechanics import Program, has_agent, let_go, refused, registered
+from mechanics import NONZERO, Program, has_agent, let_go, refused, registered
 from test_takeover import nothing_of_ours
 
 SECONDS = float(os.environ.get("SPILLWAY_TORTURE_SECONDS", "4"))
@@ -98,6 +99,13 @@ def family(processes, spillway, sharers, tmp_path):
 def native_family(processes, sharers, tmp_path):
     """`native_family(mode, argument…)` is one without Spillway."""
     return lambda *words: Family(processes, tmp_path, [sharers, *words])
+
+
+def shared_files(pid):
+    """The files of memory that a process has open or mapped, each by its device and inode."""
+    maps = [line.split() for line in pathlib.Path(f"/proc/{pid}/maps").read_text().splitlines() if " (deleted)" in line]
+    descriptors = [os.stat(path) for path in pathlib.Path(f"/proc/{pid}/fd").iterdir() if " (deleted)" in os.readlink(path)]
+    return {(words[3], int(words[4])) for words in maps} | {("", about.st_ino) for about in descriptors}
 
 
 def attach(spillway, family, local, *arguments):
@@ -203,6 +211,57 @@ def test_a_stranger_of_another_tree(processes, spillway, native_family, sharers,
     whole.end()
 
 
+@pytest.mark.parametrize("views", [1, 2])
+def test_a_memfd_that_is_mapped_again_at_its_place_is_managed_again(processes, spillway, build, views):
+    mib, local = 32, 8
+    program = Program(processes, [build("again"), mib, *["twice"] * (views - 1)], spillway, f"{local}M", [SHARED]).ready()
+    memfd = next(path for path in pathlib.Path(f"/proc/{program.pid}/fd").iterdir() if "/memfd:again" in os.readlink(path))
+    there = lambda: os.stat(memfd).st_blocks * 512
+    for _ in range(2):
+        eventually(lambda: there() <= PEAK_ALLOWANCE * local * MIB, "most of it to leave")
+        program.ask("unmap")
+        if views == 1:
+            # Nobody has it mapped, and it is open: all of it comes home but what is zeros.
+            eventually(lambda: there() >= NONZERO * mib * MIB, "all of it to come home")
+            program.ask("map")
+        else:
+            program.ask("map")
+            # What is mapped while some of it is out is found by looking.
+            time.sleep(2)
+        program.unharmed()
+    eventually(lambda: there() <= PEAK_ALLOWANCE * local * MIB, "most of it to leave")
+    program.unharmed()
+    program.tell("exit 7")
+    assert program.status() == 7, program.err
+
+
+@pytest.mark.limit(int(2 * SECONDS + 60))
+@pytest.mark.parametrize("mode", ["anonymous", "memfd"])
+def test_a_daemon_lets_go_of_it(processes, spillway, native_family, tmp_path, monkeypatch, mode):
+    """A daemon goes on when its targets do not: nothing of theirs must stay with it."""
+    directory = tmp_path / "daemon"
+    directory.mkdir(mode=0o700)
+    daemon = Daemon(processes, spillway, directory)
+    monkeypatch.setenv("SPILLWAY_DAEMON", str(daemon.socket))
+    daemon.start("--local", "16M", SHARED)
+    before = shared_files(daemon.pid)
+    whole = native_family(mode, 64, 3, SECONDS, seed(), "without=remove")
+    whole.local = 16
+    for _ in range(2):
+        done = spillway.cli("attach", whole.pid)
+        assert done.returncode == 0, done.stderr
+        eventually(whole.is_within_budget, "most of it to leave")
+        whole.go()
+        assert spillway.find(whole.pid)["evicted_pages"] > 5000
+        done = spillway.cli("detach", whole.pid)
+        assert done.returncode == 0, done.stderr
+        assert whole.resident()[1] == 64 * PAGES_A_MIB and registered(whole.pid) == 0
+        nothing_of_ours(whole.pid)
+        eventually(lambda: shared_files(daemon.pid) == before, "the daemon to let go of the file")
+    whole.program.unharmed()
+    whole.end()
+
+
 def test_another_budget_is_kept_at_once(spillway, native_family):
     whole = native_family("anonymous", 64, 2, 2, seed())
     attach(spillway, whole, 48)
@@ -290,6 +349,31 @@ def test_system_calls_on_what_has_left(family):
     whole.end()
 
 
+def writer(processes, build, tmp_path, source, *spillway_and_budget):
+    """`writer`, natively or under `spillway run`, and where its counters come."""
+    stats = tmp_path / "stats.json"
+    options = (*spillway_and_budget, [SHARED, "--stats", stats]) if spillway_and_budget else ()
+    return Program(processes, [build("writer"), source, 16, SECONDS], *options).ready(), stats
+
+
+def wrote(program):
+    """How many pages it writes in its time, in which it must end; nothing of it is harmed."""
+    (said,) = program.ask("go", SECONDS + 30)
+    program.unharmed()
+    program.tell("exit 7")
+    assert program.status() == 7, program.err
+    return int(said.split()[1])
+
+
+@pytest.mark.limit(int(SECONDS + 60))
+@pytest.mark.parametrize("source", ["private", "shared"])
+def test_who_writes_to_a_memfd_from_memory_that_has_left_holds_nobody_up(processes, spillway, build, tmp_path, source):
+    program, stats = writer(processes, build, tmp_path, source, spillway, "16M")
+    assert wrote(program) > 500
+    told = json.loads(stats.read_text())
+    assert told["evicted_pages"] > 2000 and told["fetched_pages"] > 2000, told
+
+
 # ---- the program itself: that it is right without a pager, and not blind
 
 MODES = {
@@ -317,6 +401,11 @@ def test_system_calls_natively(native_family):
     whole = native_family("syscalls", 16, seed(), "native")
     assert whole.go(20)["COLD"] == 0
     whole.end()
+
+
+@pytest.mark.parametrize("source", ["private", "shared"])
+def test_writes_to_a_memfd_natively(processes, build, tmp_path, source):
+    assert wrote(writer(processes, build, tmp_path, source)[0]) > 500
 
 
 SABOTAGE = [(mode, kind) for mode in ("anonymous", "memfd") for kind in ("zero", "flip", "half", "stale", "revive")]
@@ -488,16 +577,25 @@ GUEST_MIB, FILLED_MIB = 256, 160
 
 
 @pytest.fixture(scope="module")
-def guest(need, tmp_path_factory):
-    """The command of a guest in a memfd."""
+def tools(need):
+    """What every guest takes."""
     kernel = guests.kernel()
     if not kernel or not kernel.exists():
         give_up = pytest.fail if os.environ.get("SPILLWAY_TESTS_STRICT") == "1" else pytest.skip
         give_up("no guest kernel: scripts/setup-tests fetches one")
     need("qemu-system-x86_64", "busybox", "cc")
+
+
+def in_a_memfd(mib):
+    """What QEMU is told so that a guest's memory can be shared."""
+    return ["-object", f"memory-backend-memfd,id=m,size={mib}M,share=on", "-machine", "memory-backend=m"]
+
+
+@pytest.fixture(scope="module")
+def guest(tools, tmp_path_factory):
+    """The command of a guest in a memfd."""
     image = guests.Image(tmp_path_factory.mktemp("guest"))
-    memory = ["-object", f"memory-backend-memfd,id=m,size={GUEST_MIB}M,share=on", "-machine", "memory-backend=m"]
-    return guests.command(image, GUEST_MIB, FILLED_MIB, *memory)
+    return guests.command(image, GUEST_MIB, FILLED_MIB, *in_a_memfd(GUEST_MIB))
 
 
 def file_bytes(pid):
@@ -558,4 +656,43 @@ def test_guest_in_a_memfd_adopted_while_it_runs_and_shrunk_hard(native, spillway
     assert console.verified() == third
     console.filled()
     console.power_off()
+    assert running.finish(timeout=20).status == 0
+
+
+@pytest.mark.limit(200)
+def test_a_guest_whose_disk_is_served_by_a_process_that_has_its_memory_mapped(native, processes, spillway, need, tools, tmp_path):
+    """vhost-user: what the back end reads and writes of the guest's memory is right, and so is the disk."""
+    need("qemu-storage-daemon")
+    mib, disk_mib, local = 192, 64, 48 * MIB
+    image, disk, socket = guests.Image(tmp_path / "guest", disk=True), tmp_path / "disk", tmp_path / "disk.sock"
+    on_disk = lambda what, nth: subprocess.run([image.program, disk, str(disk_mib), what, str(nth)], timeout=60).returncode == 0
+    assert on_disk("write", 0) and not on_disk("check", 1)
+    export = f"type=vhost-user-blk,id=export,node-name=disk,addr.type=unix,addr.path={socket},writable=on"
+    back_end = ["qemu-storage-daemon", "--blockdev", f"driver=file,node-name=disk,filename={disk}", "--export", export]
+    back_end = processes.start(back_end, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    eventually(socket.exists, "the back end to listen")
+    devices = ["-chardev", f"socket,id=disk,path={socket}", "-device", "vhost-user-blk-pci,chardev=disk"]
+    words = guests.command(image, mib, disk_mib, *in_a_memfd(mib), *devices, drivers=guests.DISK_DRIVERS, disk="vda")
+    running = native.start(words, stdin=subprocess.PIPE)
+    console = Console(running)
+    console.expect("ready")
+
+    def round_is_right(nth):
+        console.say("go")
+        console.expect(f"round {nth} disk wrong=0")
+        assert on_disk("check", nth)
+
+    round_is_right(1)
+    pager = spillway.attach(running.pid, local, SHARED, "--least-mapping", f"{mib}M")
+    for nth in (2, 3, 4):
+        round_is_right(nth)
+        assert has_agent(back_end.pid) and has_agent(running.pid)
+    entry = spillway.find(running.pid)
+    assert min(entry["evicted_pages"], entry["fetched_pages"]) > disk_mib * PAGES_A_MIB, entry
+    spillway.detach(running.pid)
+    assert pager.finish(timeout=20).status == 0
+    assert not has_agent(back_end.pid) and registered(back_end.pid) == 0
+    round_is_right(5)
+    console.say("stop")
+    console.expect("disk ended with status 0")
     assert running.finish(timeout=20).status == 0

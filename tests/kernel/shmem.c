@@ -253,6 +253,25 @@ FACT(a_userfaultfd_tells_how_many_faults_wait) {
     for (int i = 1; i <= 2; i++) answer_of(it, i);
 }
 
+// Danger: who makes holes on the thread that serves faults waits for itself.
+FACT(who_writes_holds_the_files_lock_while_it_waits) {
+    u64 memory = shared(4), source = map(it, 1);
+    expect_is(reg(uffd.fd, source, 1), 0);
+    tell(it, 1, ORDER_CALL(SYS_pwrite64, (u64)file_there, source, PAGE, 0));
+    expect_is(next_message(uffd.fd, FAULT).b, source);
+    tell(it, 2, ORDER_CALL(SYS_fallocate, (u64)file_there, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, PAGE, PAGE));
+    tell(it, 3, ORDER_CALL(SYS_lseek, (u64)file_there, 0, SEEK_DATA));
+    expect(!answered_within(it, 2, 50) && !answered_within(it, 3, 50));
+    // Reading and installing go on.
+    u64 seen;
+    expect_is(raw(pread(file, &seen, sizeof seen, 2 * PAGE)), sizeof seen);
+    expect_is(copy(uffd.fd, memory + 2 * PAGE, page_of(7), 1), -EEXIST);
+    expect_is(copy(uffd.fd, source, page_of(7), 1), 0);
+    expect_is(answer_of(it, 1).value, PAGE);
+    expect_is(answer_of(it, 2).value, 0);
+    answer_of(it, 3);
+}
+
 FACT(who_is_not_heard_of_yet_shows_what_it_is_at) {
     u64 memory = shared(4);
     long advices[] = { MADV_REMOVE, MADV_DONTNEED };

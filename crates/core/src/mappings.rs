@@ -93,6 +93,11 @@ impl Pager {
         mapped
     }
 
+    /// Whether the removal of `page` was announced, and it is not known yet what became of it.
+    pub fn is_being_removed(&self, page: PageIndex) -> bool {
+        self.table.get(page).is_removing()
+    }
+
     /// A scan after the removal of `span` saw no resident page in `gone`.
     pub fn removal_seen(&mut self, target: TargetId, gone: Span) {
         self.for_each_removing(target, gone, Step::RemoveDone);

@@ -160,15 +160,20 @@ pub struct Commons {
     waiting: RefCell<Vec<Waits>>,
     /// What is about to be given up of it: by whom, the number that it has there, and of what.
     removals: Vec<(TargetId, u64, Span)>,
+    /// Somebody may have a descriptor of it, and hold up what we do with the file.
+    may_be_open: bool,
+    /// What of home is being taken out just now.
+    leaving: Vec<Span>,
     eyes: Eyes,
 }
 
 impl Commons {
-    /// The first `pages` pages of `file`, and the userfaultfd by which pages of home are installed.
+    /// The first `pages` pages of `file`, and the userfaultfd by which pages of home are installed. `may_be_open`: somebody may have a
+    /// descriptor of it.
     ///
     /// # Errors
     /// As the kernel says.
-    pub fn of(id: FileId, file: Arc<File>, pages: u64) -> io::Result<(Self, Uffd)> {
+    pub fn of(id: FileId, file: Arc<File>, pages: u64, may_be_open: bool) -> io::Result<(Self, Uffd)> {
         let (home, probe) = (Window::of(&file, pages)?, Window::of(&file, pages)?);
         let uffd = new_of_our_own()?;
         uffd.register(home.span())?;
@@ -186,6 +191,8 @@ impl Commons {
             awaited_until_ns: now_ns() + AWAITED_NS,
             waiting,
             removals: Vec::new(),
+            may_be_open,
+            leaving: Vec::new(),
             eyes,
         };
         Ok((commons, uffd))
@@ -292,50 +299,53 @@ impl Commons {
         self.removals.iter().map(|(_, _, home)| *home).collect()
     }
 
-    /// That has happened: of what, and what of it is there, because it has come anew.
-    pub fn removal_ends(&mut self, target: TargetId, number: u64) -> Option<(Span, Vec<Span>)> {
+    /// That has happened: of what.
+    pub fn removal_ends(&mut self, target: TargetId, number: u64) -> Option<Span> {
         // What it has begun before that is over as well.
         let at = self.removals.iter().position(|&(by, its, _)| by == target && its <= number)?;
-        let (_, _, home) = self.removals.swap_remove(at);
-        Some((home, self.there(home)))
+        Some(self.removals.swap_remove(at).2)
     }
 
-    /// What of `home` is in the file.
-    fn there(&self, home: Span) -> Vec<Span> {
-        let first = self.home.span().start;
-        let place = |offset: u64| Address(first.0 + offset);
-        let (mut there, mut from) = (Vec::new(), home.start.0 - first.0);
-        while let Some((start, end)) = next_data(&self.file, from).filter(|(start, _)| place(*start) < home.end) {
-            from = end;
-            let end = place(end.next_multiple_of(PAGE_BYTES_U64));
-            there.extend(Span { start: place(start).page(), end }.intersect(home));
-        }
-        there
+    /// Its file, for calls that take its lock.
+    pub fn backing(&self) -> Backing {
+        Backing { file: Arc::clone(&self.file), home: self.home.span().start, may_be_open: self.may_be_open }
     }
+
 
     /// What every view shows of `home`.
     pub fn shown(&self, home: Span) -> impl Iterator<Item = (&View, Span)> {
         self.views.iter().filter_map(move |view| Some((view, view.part(home)?)))
     }
 
-    /// Takes the pages of `home` out into `pages`, and says of each what became of it. Whose mappings were not as they are known to
-    /// be is told.
+    /// Reads the pages of `home` into `pages` so that they can be punched out of the file ([`Backing::punch`]), and says which can.
+    /// Whose mappings were not as they are known to be is told. [`Commons::end_leaving`] is to follow, whatever became of them.
     ///
     /// In this order: none of them can be written to any more, which who is about to write waits for; the kernel has no reference
     /// by which it would, be it for a device or for a call that is under way; they are read; they are taken out, for all who have
     /// them mapped; and who waits tries again, and asks for what is missing.
-    pub fn take_out(&mut self, home: Span, pages: &mut [&mut Page]) -> (Vec<Taken>, Option<TargetId>) {
+    pub fn begin_leaving(&mut self, home: Span, pages: &mut [&mut Page]) -> (Vec<Taken>, Option<TargetId>) {
         let mut taken = vec![Taken::Untried; pages.len()];
+        self.leaving.push(home);
         let (is_protected, odd) = self.protect(home);
         if is_protected {
             self.examine(home, &mut taken);
-            self.read_and_punch(home, pages, &mut taken);
+            self.read(home, pages, &mut taken);
         }
+        (taken, odd)
+    }
+
+    /// What is still there of `home` can be written to again.
+    pub fn end_leaving(&mut self, home: Span) {
+        self.leaving.retain(|leaving| *leaving != home);
         for (view, part) in self.shown(home) {
             // Where mappings are changing, who waits is heard of and told then.
             let _ = view.uffd.protect(part, false);
         }
-        (taken, odd)
+    }
+
+    /// Whether the page at `address` of home is being taken out just now.
+    pub fn is_leaving(&self, address: Address) -> bool {
+        self.leaving.iter().any(|leaving| leaving.start <= address && address < leaving.end)
     }
 
     /// Whether no page of `home` can be written to any more; and who has not mapped what it was known to have.
@@ -362,14 +372,35 @@ impl Commons {
         self.eyes.look(self.pages, at, span, taken);
     }
 
-    fn read_and_punch(&self, home: Span, pages: &mut [&mut Page], taken: &mut [Taken]) {
-        let first = home.start.pages_since(self.home.span().start);
-        let offset = |nth: usize| (first + nth as u64) * PAGE_BYTES_U64;
-        for (nth, (page, taken)) in pages.iter_mut().zip(taken.iter_mut()).enumerate() {
-            if *taken == Taken::Out && self.file.read_exact_at(&mut page[..], offset(nth)).is_err() {
+    fn read(&self, home: Span, pages: &mut [&mut Page], taken: &mut [Taken]) {
+        let offset = self.backing().offset(home);
+        for (nth, (page, taken)) in pages.iter_mut().zip(taken).enumerate() {
+            let at = offset + nth as u64 * PAGE_BYTES_U64;
+            if *taken == Taken::Out && self.file.read_exact_at(&mut page[..], at).is_err() {
                 *taken = Taken::Stays;
             }
         }
+    }
+}
+
+/// The file of a commons, for calls that take its lock: where somebody may have a descriptor of it they can be held up.
+#[derive(Clone)]
+pub struct Backing {
+    file: Arc<File>,
+    home: Address,
+    /// Somebody may have a descriptor of it.
+    pub may_be_open: bool,
+}
+
+impl Backing {
+    /// Where `home` is in it.
+    fn offset(&self, home: Span) -> u64 {
+        home.start.0 - self.home.0
+    }
+
+    /// Takes out what of `home` can leave; what could not be taken out is said to stay.
+    pub fn punch(&self, home: Span, taken: &mut [Taken]) {
+        let offset = |nth: usize| self.offset(home) + nth as u64 * PAGE_BYTES_U64;
         let mut nth = 0;
         while nth < taken.len() {
             let pages = taken[nth..].iter().take_while(|taken| **taken == Taken::Out).count();
@@ -378,6 +409,18 @@ impl Commons {
             }
             nth += pages.max(1);
         }
+    }
+
+    /// What of `home` is in the file.
+    pub fn there(&self, home: Span) -> Vec<Span> {
+        let place = |offset: u64| Address(self.home.0 + offset);
+        let (mut there, mut from) = (Vec::new(), self.offset(home));
+        while let Some((start, end)) = next_data(&self.file, from).filter(|(start, _)| place(*start) < home.end) {
+            from = end;
+            let end = place(end.next_multiple_of(PAGE_BYTES_U64));
+            there.extend(Span { start: place(start).page(), end }.intersect(home));
+        }
+        there
     }
 }
 
@@ -404,11 +447,20 @@ mod tests {
             file.write_all_at(&[page + 1; PAGE_BYTES], u64::from(page) * PAGE_BYTES_U64).expect("memory");
         }
         let id = FileId { device: (0, 1), inode: 7 };
-        let (commons, uffd) = Commons::of(id, Arc::clone(&file), pages.into()).expect("it is usable");
+        let (commons, uffd) = Commons::of(id, Arc::clone(&file), pages.into(), true).expect("it is usable");
         // It is home that pages are installed in by it; here none are.
         drop(uffd);
         let theirs = Window::of(&file, pages.into()).expect("mapped");
         Some((file, commons, theirs))
+    }
+
+    fn take_out(commons: &mut Commons, home: Span, pages: &mut [&mut Page]) -> (Vec<Taken>, Option<TargetId>) {
+        let (mut taken, odd) = commons.begin_leaving(home, pages);
+        assert!(commons.is_leaving(home.start) && !commons.is_leaving(home.end));
+        commons.backing().punch(home, &mut taken);
+        commons.end_leaving(home);
+        assert!(!commons.is_leaving(home.start));
+        (taken, odd)
     }
 
     fn view(target: TargetId, uffd: &Uffd, theirs: &Window, commons: &Commons) -> View {
@@ -428,7 +480,8 @@ mod tests {
         let mut pages: Vec<&mut Page> = memory.iter_mut().collect();
         // A CPU that has just written pages holds them for a while.
         settle_pages().expect("it is usable");
-        let taken = commons.take_out(Span::of_pages(commons.span().start.plus_pages(1), 4), &mut pages);
+        let home = Span::of_pages(commons.span().start.plus_pages(1), 4);
+        let taken = take_out(&mut commons, home, &mut pages);
         assert_eq!(taken, (vec![Taken::Out, Taken::Stays, Taken::Out, Taken::Out], None));
         assert_eq!([0, 2, 3].map(|nth| memory[nth][PAGE_BYTES - 1]), [2, 4, 5]);
         assert_eq!([next_data(&file, 0), next_data(&file, 8192)], [Some((0, 4096)), Some((8192, 12288))]);
@@ -446,7 +499,8 @@ mod tests {
         let mut memory = [[0; PAGE_BYTES]; 2];
         let mut pages: Vec<&mut Page> = memory.iter_mut().collect();
         settle_pages().expect("it is usable");
-        let taken = commons.take_out(commons.span(), &mut pages);
+        let home = commons.span();
+        let taken = take_out(&mut commons, home, &mut pages);
         assert_eq!(taken, (vec![Taken::Untried; 2], Some(SECOND)));
         assert_eq!(next_data(&file, 0), Some((0, 2 * 4096)));
     }

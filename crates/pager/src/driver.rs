@@ -13,10 +13,12 @@ mod commons;
 mod departure;
 mod eviction;
 mod handed;
+mod held_up;
 mod hands;
 mod journeys;
 mod merging;
 mod moved;
+mod outgoing;
 mod reader;
 mod recall;
 mod register;
@@ -53,6 +55,7 @@ pub use commons::Joined;
 use departure::Leaving;
 use eviction::{WRITES_PER_TURN, Yield};
 use hands::{Hands, index, to_handle};
+use held_up::Deputy;
 use journeys::Journeys;
 use release::Release;
 pub use start::Wires;
@@ -129,6 +132,8 @@ pub struct Driver {
     unrecorded: Vec<TargetId>,
     /// Which of the targets are memory that several have mapped.
     commons: Vec<TargetId>,
+    /// Who makes calls for it that a program may hold up.
+    deputy: Deputy,
 }
 
 impl Driver {
@@ -293,8 +298,13 @@ impl Driver {
 
     /// Reads events and acts on them; how many there were.
     fn read_events(&mut self, at: usize) -> usize {
-        let mut messages = [Message::default(); MESSAGES];
         let most = if self.commons.is_empty() { MESSAGES } else { self.messages_to_read(at) };
+        self.read_messages(at, most)
+    }
+
+    /// The same, of no more than `most`.
+    fn read_messages(&mut self, at: usize, most: usize) -> usize {
+        let mut messages = [Message::default(); MESSAGES];
         if most == 0 {
             return 0;
         }
@@ -327,10 +337,10 @@ impl Driver {
         for message in messages[..count].iter().filter(|message| message.is_fault()) {
             if let Event::Fault { address, thread, write, protected } = message.decode() {
                 let fault = Waiting { address: address.page(), write, thread, since_ns };
-                if protected {
-                    self.unprotect(at, fault);
-                } else {
+                if !protected {
                     self.serve(at, fault);
+                } else if !self.is_kept_waiting(at, fault) {
+                    self.unprotect(at, fault);
                 }
                 self.note_thread(at, thread);
             }

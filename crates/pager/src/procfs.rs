@@ -9,6 +9,9 @@ use spillway_core::{Address, PAGE_BYTES, Span};
 use crate::adopt::NAME as AGENT_NAME;
 use spillway_store::vault;
 
+/// What the kernel calls memory of `MAP_SHARED | MAP_ANONYMOUS`.
+const ANONYMOUS_SHARED: &str = "/dev/zero (deleted)";
+
 /// Which file a mapping shows, whatever it is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileId {
@@ -80,7 +83,12 @@ impl Mapping {
     pub fn is_common(&self) -> bool {
         let memfd = self.name.strip_prefix("/memfd:").and_then(|name| name.strip_suffix(" (deleted)"));
         let memfd = memfd.is_some_and(|name| ![AGENT_NAME, vault::NAME].contains(&name));
-        !self.private && !self.executable && self.file.is_some() && (self.name == "/dev/zero (deleted)" || memfd)
+        !self.private && !self.executable && self.file.is_some() && (self.name == ANONYMOUS_SHARED || memfd)
+    }
+
+    /// Whether somebody may have a descriptor of such memory, by which it is read and written past all mappings.
+    pub fn may_be_open(&self) -> bool {
+        self.name != ANONYMOUS_SHARED
     }
 
     /// Whether its pages may be managed: private anonymous memory for data. A mapping without any access is included,

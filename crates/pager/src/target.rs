@@ -326,6 +326,11 @@ impl Target {
         can && !self.leaving && !self.deaf
     }
 
+    /// Whether what is at `address` is being taken out just now.
+    pub fn is_on_its_way_out(&self, address: Address) -> bool {
+        self.commons.as_ref().is_some_and(|commons| commons.is_leaving(address))
+    }
+
     /// Whether its faults may be served now.
     pub fn may_serve(&self) -> bool {
         self.inherits && self.may_read() && self.unmapped.is_empty()

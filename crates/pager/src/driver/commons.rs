@@ -3,17 +3,12 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use spillway_core::evict::{Bytes, Captured, Run};
-use spillway_core::page::BufferIndex;
-use spillway_core::{Address, PAGE_BYTES_U64, Page, Span, TargetId};
-use spillway_store::is_zero;
+use spillway_core::{Address, PAGE_BYTES_U64, Span, TargetId};
 
-use super::buffers::Buffer;
 use super::{Driver, Report};
-use crate::commons::{Commons, Taken, View};
+use crate::commons::{Backing, Commons, View};
 use crate::outlook::Outlook;
 use crate::procfs::{self, FileId, Mapping};
-use crate::sys::clock::now_ns;
 use crate::sys::message::MESSAGES;
 use crate::sys::pagemap::Pagemap;
 use crate::sys::procmap::ProcMap;
@@ -46,7 +41,7 @@ impl Driver {
         let commons = match known {
             Some(known) if self.target(known)?.tally.tree != tally.tree => return None,
             Some(known) => known,
-            None => self.found_commons(Commons::of(file_id, Arc::clone(file), pages).ok()?, tally),
+            None => self.found_commons(Commons::of(file_id, Arc::clone(file), pages, mapping.may_be_open()).ok()?, tally),
         };
         let home = self.common(commons)?.span().start;
         if !self.show(commons, id, &uffd, mapping) {
@@ -74,11 +69,11 @@ impl Driver {
         id
     }
 
-    fn common(&self, id: TargetId) -> Option<&Commons> {
+    pub(super) fn common(&self, id: TargetId) -> Option<&Commons> {
         self.targets.get(id.0 as usize)?.as_ref()?.commons.as_deref()
     }
 
-    fn common_mut(&mut self, id: TargetId) -> Option<&mut Commons> {
+    pub(super) fn common_mut(&mut self, id: TargetId) -> Option<&mut Commons> {
         self.target(id)?.commons.as_deref_mut()
     }
 
@@ -232,7 +227,10 @@ impl Driver {
     pub(super) fn shared_removal_over(&mut self, id: TargetId, number: u64) {
         for nth in 0..self.commons.len() {
             let its = self.commons[nth];
-            while let Some((home, there)) = self.common_mut(its).and_then(|it| it.removal_ends(id, number)) {
+            while let Some(home) = self.common_mut(its).and_then(|it| it.removal_ends(id, number)) {
+                let Some(file) = self.common(its).map(Commons::backing) else { break };
+                let mut there = Vec::new();
+                self.call_on(file, vec![home], Backing::there, |_, found| there = found);
                 // What another is about to remove waits for that.
                 let others = self.common(its).map(Commons::removing).unwrap_or_default();
                 for home in home.without(others.into_iter()) {
@@ -380,64 +378,5 @@ impl Driver {
             self.lend();
         }
         next.map(|next| (!outside.is_empty(), next))
-    }
-
-    /// Takes pages of a commons out, in place of an agent.
-    pub(super) fn take_out(&mut self, at: usize, mut runs: Vec<Run>) {
-        // Where a mapping is said to be gone, another may be in its place that is not known yet.
-        let is_sure =
-            |view: &View| self.targets[view.target.0 as usize].as_ref().is_none_or(|it| it.unmapped.is_empty());
-        let commons = self.targets[at].as_ref().and_then(|target| target.commons.as_ref());
-        if !commons.is_some_and(|commons| commons.views.iter().all(is_sure)) {
-            let pages = runs.iter().flat_map(|run| (0..run.pages).map(|nth| run.page.plus(nth)));
-            pages.for_each(|page| self.core.captured(page, Captured::Untried));
-            return self.pause_captures(now_ns());
-        }
-        let (mut captured, mut stuck, mut odd) = (0, 0, None);
-        for run in &runs {
-            let Some(commons) = self.targets[at].as_mut().and_then(|target| target.commons.as_mut()) else { return };
-            // `next_capture` chose no more pages than buffers are free.
-            let take = |_| self.core.take_buffer().expect("a buffer for each page chosen");
-            let buffers: Vec<BufferIndex> = (0..run.pages).map(take).collect();
-            let mut lent: Vec<Buffer> = buffers.iter().map(|buffer| self.hands.buffers.lend(*buffer)).collect();
-            let mut pages: Vec<&mut Page> = lent.iter_mut().map(Buffer::page_mut).collect();
-            let (taken, who) = commons.take_out(Span::of_pages(run.address, run.pages), &mut pages);
-            odd = who.or(odd);
-            let out = taken.iter().filter(|taken| **taken == Taken::Out).count() as u64;
-            if let Some(tape) = self.tape.as_mut().filter(|_| out == run.pages) {
-                tape.evicted(*run, out);
-            }
-            captured += out;
-            stuck += taken.iter().filter(|taken| **taken == Taken::Stays).count() as u64;
-            for (nth, ((buffer, mut memory), taken)) in buffers.into_iter().zip(lent).zip(taken).enumerate() {
-                let page = run.page.plus(nth as u64);
-                memory.known.forget();
-                let bytes = if is_zero(memory.page()) { Bytes::Zero } else { Bytes::Here };
-                self.hands.buffers.give_back(buffer, memory);
-                let outcome = match taken {
-                    Taken::Out => Captured::Moved(buffer),
-                    Taken::Stays => Captured::Stuck,
-                    Taken::Untried => Captured::Untried,
-                };
-                if taken != Taken::Out {
-                    self.core.return_buffer(buffer);
-                }
-                self.core.captured(page, outcome);
-                if taken == Taken::Out {
-                    self.core.read(page, buffer, bytes);
-                }
-            }
-        }
-        runs.clear();
-        if let Some(target) = &mut self.targets[at] {
-            target.runs = runs;
-            Tally::add(&target.tally.evicted_pages, captured);
-        }
-        odd.into_iter().for_each(|odd| self.look_at_views(odd.0 as usize));
-        if captured + stuck == 0 {
-            self.pause_captures(now_ns());
-        } else {
-            self.note_yield(captured, stuck);
-        }
     }
 }

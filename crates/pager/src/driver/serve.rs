@@ -31,7 +31,7 @@ impl Driver {
     pub(super) fn serve(&mut self, at: usize, fault: Waiting) {
         let Some((at, fault)) = self.whereabouts(at, fault) else { return };
         let Some(target) = &mut self.targets[at] else { return };
-        if !target.may_serve() {
+        if !target.may_serve() || target.is_on_its_way_out(fault.address) {
             target.waiting.push(fault);
             return;
         }

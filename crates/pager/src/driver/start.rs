@@ -11,6 +11,7 @@ use spillway_store::Store;
 
 use super::eviction::Yield;
 use super::hands::Hands;
+use super::held_up::Deputy;
 use super::journeys::Journeys;
 use super::tape::Tape;
 use super::{BUFFERS, Command, Driver, UNPOLLED_MAX, WRITE_BATCH};
@@ -106,6 +107,7 @@ impl Driver {
             owes_errands: false,
             unrecorded: Vec::new(),
             commons: Vec::new(),
+            deputy: Deputy::default(),
         };
         driver.set_replacement(replacement);
         driver.core.restock();
