@@ -237,7 +237,7 @@ def test_a_memfd_that_is_mapped_again_at_its_place_is_managed_again(processes, s
 
 @pytest.mark.limit(int(2 * SECONDS + 60))
 @pytest.mark.parametrize("mode", ["anonymous", "memfd"])
-def test_a_daemon_lets_go_of_it(processes, spillway, native_family, tmp_path, monkeypatch, mode):
+def test_a_daemon_lets_go_of_it(processes, spillway, native_family, sharers, tmp_path, monkeypatch, mode):
     """A daemon goes on when its targets do not: nothing of theirs must stay with it."""
     directory = tmp_path / "daemon"
     directory.mkdir(mode=0o700)
@@ -245,12 +245,19 @@ def test_a_daemon_lets_go_of_it(processes, spillway, native_family, tmp_path, mo
     monkeypatch.setenv("SPILLWAY_DAEMON", str(daemon.socket))
     daemon.start("--local", "16M", SHARED)
     before = shared_files(daemon.pid)
-    whole = native_family(mode, 64, 3, SECONDS, seed(), "without=remove")
+    name = f"sharers-test-{os.getpid()}"
+    whole = native_family(mode, 64, 3, SECONDS, seed(), "without=remove", f"socket={name}")
     whole.local = 16
+    if mode == "memfd":
+        whole.program.tell("attend")
+        stranger = Program(processes, [sharers, "stranger", name, "without=remove"], cwd=tmp_path).ready()
+        assert whole.program.line() == "OK"
+    # And all of them are taken again.
     for _ in range(2):
         done = spillway.cli("attach", whole.pid)
         assert done.returncode == 0, done.stderr
         eventually(whole.is_within_budget, "most of it to leave")
+        assert mode != "memfd" or registered(stranger.pid) > 0
         whole.go()
         assert spillway.find(whole.pid)["evicted_pages"] > 5000
         done = spillway.cli("detach", whole.pid)

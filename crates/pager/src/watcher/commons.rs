@@ -200,9 +200,11 @@ impl Watcher {
     /// A process that has mapped what is managed is managed, too, with the tree that it shares that with.
     fn adopt_for_commons(&mut self, pid: i32, tally: &Arc<Tally>) -> Option<()> {
         // Another pager has it mapped to look at it, and would be served by one that it serves.
-        if self.let_go_of.contains_key(&pid) || procfs::is_of_our_program(pid) {
+        if procfs::is_of_our_program(pid) {
             return None;
         }
+        // It may have been let go with another tree, and is wanted again.
+        self.let_go_of.remove(&pid);
         self.hear_of_forks();
         let started = procfs::stat(pid).ok()?.started;
         let process = self.processes.entry(pid).or_insert_with(|| Process::new(started, Arc::clone(tally)));

@@ -43,7 +43,12 @@ impl Watcher {
             }
             self.processes.remove(&pid);
         }
-        self.let_go_of.remove(&pid);
+        // Whatever tree it and its descendants were let go with, they are of this one.
+        let mut its = vec![pid];
+        while let Some(pid) = its.pop() {
+            self.let_go_of.remove(&pid);
+            its.extend(procfs::children(pid).unwrap_or_default());
+        }
         self.roots.push(Arc::clone(tally));
         self.trees.add(Arc::clone(tally));
         self.tree_at = None;
