@@ -67,7 +67,10 @@ def verdict(ratio, bound):
 def machine():
     """The machine, the kernel and the commit."""
     cpu = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), platform.machine())
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=REPOSITORY, capture_output=True, text=True).stdout.strip()
+    git = lambda *words: subprocess.run(["git", *words], cwd=REPOSITORY, capture_output=True, text=True).stdout.strip()
+    # Records that were made just before change nothing of what is measured.
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/bench")
+    commit = git("describe", "--always") + ("-dirty" if changed else "")
     return {"date": datetime.date.today().isoformat(), "commit": commit, "kernel": platform.release(), "cpu": cpu, "cpus": os.cpu_count()}
 
 

@@ -356,11 +356,15 @@ def test_system_calls_on_what_has_left(family):
     whole.end()
 
 
-def writer(processes, build, tmp_path, source, *spillway_and_budget):
+WRITERS = [["private"], ["shared"], ["private", "busy"], ["shared", "busy"]]
+
+
+def writer(processes, build, tmp_path, how, *spillway_and_budget):
     """`writer`, natively or under `spillway run`, and where its counters come."""
     stats = tmp_path / "stats.json"
     options = (*spillway_and_budget, [SHARED, "--stats", stats]) if spillway_and_budget else ()
-    return Program(processes, [build("writer"), source, 16, SECONDS], *options).ready(), stats
+    source, *busy = how
+    return Program(processes, [build("writer"), source, 16, SECONDS, *busy], *options).ready(), stats
 
 
 def wrote(program):
@@ -373,9 +377,9 @@ def wrote(program):
 
 
 @pytest.mark.limit(int(SECONDS + 60))
-@pytest.mark.parametrize("source", ["private", "shared"])
-def test_who_writes_to_a_memfd_from_memory_that_has_left_holds_nobody_up(processes, spillway, build, tmp_path, source):
-    program, stats = writer(processes, build, tmp_path, source, spillway, "16M")
+@pytest.mark.parametrize("how", WRITERS, ids=" ".join)
+def test_who_writes_to_a_memfd_from_memory_that_has_left_holds_nobody_up(processes, spillway, build, tmp_path, how):
+    program, stats = writer(processes, build, tmp_path, how, spillway, "16M")
     assert wrote(program) > 500
     told = json.loads(stats.read_text())
     assert told["evicted_pages"] > 2000 and told["fetched_pages"] > 2000, told
@@ -410,9 +414,9 @@ def test_system_calls_natively(native_family):
     whole.end()
 
 
-@pytest.mark.parametrize("source", ["private", "shared"])
-def test_writes_to_a_memfd_natively(processes, build, tmp_path, source):
-    assert wrote(writer(processes, build, tmp_path, source)[0]) > 500
+@pytest.mark.parametrize("how", WRITERS, ids=" ".join)
+def test_writes_to_a_memfd_natively(processes, build, tmp_path, how):
+    assert wrote(writer(processes, build, tmp_path, how)[0]) > 500
 
 
 SABOTAGE = [(mode, kind) for mode in ("anonymous", "memfd") for kind in ("zero", "flip", "half", "stale", "revive")]

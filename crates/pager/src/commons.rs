@@ -160,6 +160,8 @@ pub struct Commons {
     waiting: RefCell<Vec<Waits>>,
     /// What is about to be given up of it: by whom, the number that it has there, and of what.
     removals: Vec<(TargetId, u64, Span)>,
+    /// What has been, of which it is being asked what is there.
+    removed: Vec<Span>,
     /// Somebody may have a descriptor of it, and hold up what we do with the file.
     may_be_open: bool,
     /// What of home is being taken out just now.
@@ -191,6 +193,7 @@ impl Commons {
             awaited_until_ns: now_ns() + AWAITED_NS,
             waiting,
             removals: Vec::new(),
+            removed: Vec::new(),
             may_be_open,
             leaving: Vec::new(),
             eyes,
@@ -227,9 +230,12 @@ impl Commons {
         self.views.iter().find(at).map(|view| view.home.plus_pages(address.pages_since(view.span.start)))
     }
 
-    /// Adds a view, which is registered.
+    /// Adds a view, which is registered. What is on its way out is not to be written to by it.
     pub fn add_view(&mut self, view: View) {
         let cut = view.span;
+        for part in self.leaving.iter().filter_map(|leaving| view.part(*leaving)) {
+            let _ = view.uffd.protect(part, true);
+        }
         self.forget_views(view.target, cut);
         self.views.push(view);
     }
@@ -296,21 +302,27 @@ impl Commons {
 
     /// All that is being given up.
     pub fn removing(&self) -> Vec<Span> {
-        self.removals.iter().map(|(_, _, home)| *home).collect()
+        self.removals.iter().map(|(_, _, home)| home).chain(&self.removed).copied().collect()
     }
 
-    /// That has happened: of what.
+    /// That has happened: of what. What of it is there is to be asked, and told by [`Commons::removal_is_over`].
     pub fn removal_ends(&mut self, target: TargetId, number: u64) -> Option<Span> {
         // What it has begun before that is over as well.
         let at = self.removals.iter().position(|&(by, its, _)| by == target && its <= number)?;
-        Some(self.removals.swap_remove(at).2)
+        let (_, _, home) = self.removals.swap_remove(at);
+        self.removed.push(home);
+        Some(home)
+    }
+
+    /// What is there of `home`, which was given up, is known.
+    pub fn removal_is_over(&mut self, home: Span) {
+        self.removed.iter().position(|removed| *removed == home).map(|at| self.removed.swap_remove(at));
     }
 
     /// Its file, for calls that take its lock.
     pub fn backing(&self) -> Backing {
         Backing { file: Arc::clone(&self.file), home: self.home.span().start, may_be_open: self.may_be_open }
     }
-
 
     /// What every view shows of `home`.
     pub fn shown(&self, home: Span) -> impl Iterator<Item = (&View, Span)> {
@@ -334,9 +346,9 @@ impl Commons {
         (taken, odd)
     }
 
-    /// What is still there of `home` can be written to again.
+    /// What is still there of `home`, or of a part of it, can be written to again.
     pub fn end_leaving(&mut self, home: Span) {
-        self.leaving.retain(|leaving| *leaving != home);
+        self.leaving = self.leaving.iter().flat_map(|leaving| leaving.without([home].into_iter())).collect();
         for (view, part) in self.shown(home) {
             // Where mappings are changing, who waits is heard of and told then.
             let _ = view.uffd.protect(part, false);
@@ -398,17 +410,9 @@ impl Backing {
         home.start.0 - self.home.0
     }
 
-    /// Takes out what of `home` can leave; what could not be taken out is said to stay.
-    pub fn punch(&self, home: Span, taken: &mut [Taken]) {
-        let offset = |nth: usize| self.offset(home) + nth as u64 * PAGE_BYTES_U64;
-        let mut nth = 0;
-        while nth < taken.len() {
-            let pages = taken[nth..].iter().take_while(|taken| **taken == Taken::Out).count();
-            if pages > 0 && punch(&self.file, offset(nth), pages as u64 * PAGE_BYTES_U64).is_err() {
-                taken[nth..nth + pages].fill(Taken::Stays);
-            }
-            nth += pages.max(1);
-        }
+    /// Takes the pages of `home` out; whether that could be done.
+    pub fn punch(&self, home: Span) -> bool {
+        punch(&self.file, self.offset(home), home.pages() * PAGE_BYTES_U64).is_ok()
     }
 
     /// What of `home` is in the file.
@@ -455,9 +459,11 @@ mod tests {
     }
 
     fn take_out(commons: &mut Commons, home: Span, pages: &mut [&mut Page]) -> (Vec<Taken>, Option<TargetId>) {
-        let (mut taken, odd) = commons.begin_leaving(home, pages);
+        let (taken, odd) = commons.begin_leaving(home, pages);
         assert!(commons.is_leaving(home.start) && !commons.is_leaving(home.end));
-        commons.backing().punch(home, &mut taken);
+        for (nth, _) in taken.iter().enumerate().filter(|(_, taken)| **taken == Taken::Out) {
+            assert!(commons.backing().punch(Span::of_pages(home.start.plus_pages(nth as u64), 1)));
+        }
         commons.end_leaving(home);
         assert!(!commons.is_leaving(home.start));
         (taken, odd)

@@ -13,8 +13,8 @@ mod commons;
 mod departure;
 mod eviction;
 mod handed;
-mod held_up;
 mod hands;
+mod held_up;
 mod journeys;
 mod merging;
 mod moved;
@@ -134,6 +134,8 @@ pub struct Driver {
     commons: Vec<TargetId>,
     /// Who makes calls for it that a program may hold up.
     deputy: Deputy,
+    /// Pages of a commons that were taken out since that was last begun, and those that would not leave.
+    outgone: (u64, u64),
 }
 
 impl Driver {
@@ -298,13 +300,8 @@ impl Driver {
 
     /// Reads events and acts on them; how many there were.
     fn read_events(&mut self, at: usize) -> usize {
-        let most = if self.commons.is_empty() { MESSAGES } else { self.messages_to_read(at) };
-        self.read_messages(at, most)
-    }
-
-    /// The same, of no more than `most`.
-    fn read_messages(&mut self, at: usize, most: usize) -> usize {
         let mut messages = [Message::default(); MESSAGES];
+        let most = if self.commons.is_empty() { MESSAGES } else { self.messages_to_read(at) };
         if most == 0 {
             return 0;
         }
@@ -339,7 +336,7 @@ impl Driver {
                 let fault = Waiting { address: address.page(), write, thread, since_ns };
                 if !protected {
                     self.serve(at, fault);
-                } else if !self.is_kept_waiting(at, fault) {
+                } else if !self.must_wait_to_write(at, fault) {
                     self.unprotect(at, fault);
                 }
                 self.note_thread(at, thread);
@@ -398,6 +395,9 @@ impl Driver {
             self.hands.reader.hurry();
         }
         self.arrive();
+        if self.deputy.is_held_up() {
+            self.go_on_with_calls();
+        }
         for _ in 0..FREES_PER_TURN {
             let Some(bits) = self.core.next_released() else { break };
             if self.journeys.are_possible() {

@@ -92,7 +92,7 @@ impl Outlook {
     }
 
     /// How many faults there are that were not read.
-    pub fn faults(&self) -> usize {
+    fn faults(&self) -> usize {
         let mut text = [0; 512];
         let read = self.about.as_ref().and_then(|about| about.read_at(&mut text, 0).ok());
         read.and_then(|bytes| pending(&text[..bytes])).unwrap_or(0)

@@ -41,7 +41,7 @@ use crate::watchdog::Watchdog;
 use crate::{Choice, Local, OnPagerDeath};
 
 use commons::Common;
-use departure::Leaving;
+use departure::{Leaving, LetGo};
 use forks::Orphan;
 use looks::LOOK_SOONEST;
 use process::Process;
@@ -112,8 +112,8 @@ pub struct Watcher {
     /// All trees but that of the parent, for everyone to see.
     pub trees: Trees,
     leaving: Vec<Leaving>,
-    /// Processes that were let go, and when they were started: nobody's descendants any more.
-    let_go_of: HashMap<i32, u64>,
+    /// Processes that were let go: nobody's descendants any more.
+    let_go_of: HashMap<i32, LetGo>,
     /// What the agents do when this pager dies.
     pub on_pager_death: OnPagerDeath,
     /// The budget.

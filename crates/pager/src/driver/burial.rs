@@ -19,6 +19,7 @@ impl Driver {
             tape.ended(&self.core, target);
         }
         self.forget_views_of(target);
+        self.deputy.forget(target);
         self.commons.retain(|id| *id != target);
         // Whoever takes over forgets all pages of those that are not written down.
         self.strike_out(target);

@@ -14,7 +14,7 @@ use crate::sys::pagemap::Pagemap;
 use crate::sys::procmap::ProcMap;
 use crate::sys::uffd::Uffd;
 use crate::tally::Tally;
-use crate::target::{Target, Waiting};
+use crate::target::{Flight, Target, Waiting};
 use crate::watcher::Request;
 
 /// Pages that are put back between two looks for faults.
@@ -41,7 +41,9 @@ impl Driver {
         let commons = match known {
             Some(known) if self.target(known)?.tally.tree != tally.tree => return None,
             Some(known) => known,
-            None => self.found_commons(Commons::of(file_id, Arc::clone(file), pages, mapping.may_be_open()).ok()?, tally),
+            None => {
+                self.found_commons(Commons::of(file_id, Arc::clone(file), pages, mapping.may_be_open()).ok()?, tally)
+            }
         };
         let home = self.common(commons)?.span().start;
         if !self.show(commons, id, &uffd, mapping) {
@@ -229,17 +231,22 @@ impl Driver {
             let its = self.commons[nth];
             while let Some(home) = self.common_mut(its).and_then(|it| it.removal_ends(id, number)) {
                 let Some(file) = self.common(its).map(Commons::backing) else { break };
-                let mut there = Vec::new();
-                self.call_on(file, vec![home], Backing::there, |_, found| there = found);
-                // What another is about to remove waits for that.
-                let others = self.common(its).map(Commons::removing).unwrap_or_default();
-                for home in home.without(others.into_iter()) {
-                    for gone in home.without(there.iter().copied()) {
-                        self.core.removal_seen(its, gone);
-                    }
-                    self.core.removal_over(its, home);
-                }
+                let then = move |driver: &mut Self, there: Vec<Span>| driver.end_removal(its, home, &there);
+                self.call_on(its, file, vec![home], Backing::there, then);
             }
+        }
+    }
+
+    /// What was given up of a commons is gone, but for what is `there`, as it has come anew.
+    fn end_removal(&mut self, its: TargetId, home: Span, there: &[Span]) {
+        self.common_mut(its).into_iter().for_each(|commons| commons.removal_is_over(home));
+        // What another is about to remove waits for that.
+        let others = self.common(its).map(Commons::removing).unwrap_or_default();
+        for home in home.without(others.into_iter()) {
+            for gone in home.without(there.iter().copied()) {
+                self.core.removal_seen(its, gone);
+            }
+            self.core.removal_over(its, home);
         }
     }
 
@@ -360,6 +367,10 @@ impl Driver {
     /// Ends a commons, unless somebody sees it again.
     pub(super) fn end_commons(&mut self, id: TargetId) -> bool {
         let is_seen = self.common(id).map(|commons| !commons.views.is_empty());
+        if self.target(id).is_some_and(|target| target.flight != Flight::Idle) {
+            // That is told of again.
+            return false;
+        }
         if is_seen == Some(false) {
             self.ended(id);
         }

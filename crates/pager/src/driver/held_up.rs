@@ -1,158 +1,171 @@
-//! Calls that a program can hold up, and what is served meanwhile.
+//! Calls on a file of memory that take its lock, which a program can hold up.
 //!
-//! Who calls `write` on a memfd has the file's lock (`inode_lock`) and may wait for a page of what it writes: for us. Taking pages out
-//! of the file takes the same lock, and so does asking which are there. So another thread makes those calls, and until it is back
-//! faults are served, and nothing else is begun.
+//! Who calls `write` on a memfd has the file's lock (`inode_lock`), and may wait for a page of what it writes: for us. Taking pages out
+//! of the file takes the same lock, and so does asking which are there. So another thread makes those calls. Mostly they are over at
+//! once, and waited for; what is held up is gone on with when they are over, and meanwhile all goes on but for more of the kind.
 //!
-//! Invariants: no change of mappings is read meanwhile but by an accident (a fault that was counted is interrupted before it is read).
-//! Pages that are on their way out are neither installed nor made writable; who wants that waits.
+//! Invariants: a commons with such a call has something in flight ([`Flight::Other`]): nothing more of it leaves, and it does not end.
+//! Pages that are on their way out are neither installed nor made writable; who wants that waits. One call takes the lock once: who
+//! has it by turns with us may need what the last one took out.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use super::Driver;
-use crate::commons::Backing;
-use crate::outlook::Outlook;
-use crate::sys::message::MESSAGES;
-use crate::sys::sched::nap;
-use crate::target::Waiting;
+use spillway_core::TargetId;
 
-/// For how long the fault thread only waits: a call that nobody holds up takes some 10 us.
+use super::{Driver, Report};
+use crate::commons::Backing;
+use crate::shared::Shared;
+use crate::sys::sched::{Class, set_class};
+use crate::target::{Flight, Waiting};
+use crate::watcher::Request;
+
+/// For how long calls are waited for that nobody holds up: some 10 us each.
 const PATIENCE: Duration = Duration::from_millis(1);
-/// Between two looks afterwards, unless something comes.
-const LOOK_EVERY_NS: u64 = 5_000_000;
-const REST: Duration = Duration::from_micros(50);
 /// Calls are short, and so is their stack; all of it is locked.
 const STACK_BYTES: usize = 128 << 10;
 
 type Call = Box<dyn FnOnce() + Send>;
+/// Goes on with what there is an answer to, waiting for so long for the next; true when there was one to all.
+type GoOn = Box<dyn FnMut(&mut Driver, Duration) -> bool>;
 
 /// The other thread, from the first such call on.
 #[derive(Default)]
 pub(super) struct Deputy {
     calls: Option<Sender<Call>>,
-    /// Answers of its are waited for.
-    is_awaited: bool,
-    /// One has not come in time.
-    is_held_up: bool,
-    /// Who means to write to a page that is protected, and is told when nothing is on its way out any more.
+    /// Calls that are held up, and on which file.
+    held_up: Vec<(TargetId, GoOn)>,
+    /// Who means to write to a page that is on its way out.
     writers: Vec<(usize, Waiting)>,
 }
 
 impl Deputy {
-    /// Has it make a call; one for which there is no thread is made here.
-    fn make(&mut self, call: Call) {
-        let calls = self.calls.get_or_insert_with(|| {
+    /// Has it make calls; those for which there is no thread are made here.
+    fn make(&mut self, calls: Call, shared: &Shared) {
+        let to = self.calls.get_or_insert_with(|| {
             let (calls, to_make) = channel::<Call>();
-            let work = move || to_make.into_iter().for_each(|call| call());
+            let cpus = shared.cpus.get().copied();
+            let work = move || {
+                // It would be where the fault thread is now, and in its class.
+                let _ = set_class(0, Class::Normal);
+                let _ = cpus.map(|cpus| cpus.confine(0));
+                to_make.into_iter().for_each(|call| call());
+            };
             // Without it the channel is closed.
             let _ = std::thread::Builder::new().name("files".into()).stack_size(STACK_BYTES).spawn(work);
             calls
         });
-        if let Err(unsent) = calls.send(call) {
+        if let Err(unsent) = to.send(calls) {
             (unsent.0)();
         }
+    }
+
+    /// Whether calls are held up.
+    pub(super) fn is_held_up(&self) -> bool {
+        !self.held_up.is_empty()
+    }
+
+    /// A target is gone.
+    pub(super) fn forget(&mut self, target: TargetId) {
+        self.writers.retain(|(at, _)| *at != target.0 as usize);
     }
 }
 
 impl Driver {
-    /// Makes calls on a file that take its lock, `call` with each of `with`, and has `then` done with the answer to each as soon as it is
-    /// there. Where the file may be open elsewhere, faults are served until it is.
+    /// Makes calls on the file of a commons that take its lock, one with each of `with`; has `then` done with each answer and, at last,
+    /// `end`. That is at once, unless the file may be open elsewhere, and is held up.
     pub(super) fn call_on<W: Send + 'static, T: Send + 'static>(
         &mut self,
+        commons: TargetId,
         file: Backing,
         with: Vec<W>,
         call: impl Fn(&Backing, W) -> T + Send + 'static,
-        mut then: impl FnMut(&mut Self, T),
+        mut then: impl FnMut(&mut Self, T) + 'static,
     ) {
         if !file.may_be_open {
             return with.into_iter().for_each(|with| then(self, call(&file, with)));
         }
         let (reply, answers) = channel();
-        let (bell, begun, count) = (Arc::clone(&self.bell), Instant::now(), with.len());
-        let awaited_already = std::mem::replace(&mut self.deputy.is_awaited, true);
-        self.deputy.make(Box::new(move || {
+        let (bell, begun, mut left) = (Arc::clone(&self.bell), Instant::now(), with.len());
+        let calls = move || {
             for with in with {
-                // They are waited for until they are there.
+                // Whoever would hear of it is there until it has.
                 let _ = reply.send(call(&file, with));
                 if begun.elapsed() > PATIENCE / 2 {
                     bell.ring();
                 }
             }
-        }));
-        for _ in 0..count {
-            let answer = self.answer(&answers);
-            then(self, answer);
-        }
-        if !awaited_already {
-            self.deputy.is_awaited = false;
-            if std::mem::take(&mut self.deputy.is_held_up) {
-                // What was silenced may have been for commands.
-                self.bell.ring();
-            }
-            while let Some((at, fault)) = self.deputy.writers.pop() {
-                self.unprotect(at, fault);
-            }
-        }
-    }
-
-    /// The next answer, serving faults until it is there.
-    fn answer<T>(&mut self, answers: &Receiver<T>) -> T {
-        loop {
-            match answers.recv_timeout(if self.deputy.is_held_up { Duration::ZERO } else { PATIENCE }) {
-                Ok(answer) => return answer,
-                Err(RecvTimeoutError::Timeout) => {
-                    self.deputy.is_held_up = true;
-                    self.serve_faults_alone();
+        };
+        self.deputy.make(Box::new(calls), &self.shared);
+        let mut go_on: GoOn = Box::new(move |driver, patience| {
+            let until = Instant::now() + patience;
+            while left > 0 {
+                match answers.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                    Ok(answer) => {
+                        left -= 1;
+                        then(driver, answer);
+                    }
+                    Err(RecvTimeoutError::Timeout) => return false,
+                    Err(RecvTimeoutError::Disconnected) => unreachable!("a call that was made is answered"),
                 }
-                Err(RecvTimeoutError::Disconnected) => unreachable!("a call that was made is answered"),
             }
+            true
+        });
+        // What was asked for first is heard first: a removal is over only when what was on its way out is.
+        if self.deputy.is_held_up() || !go_on(self, PATIENCE) {
+            self.deputy.held_up.push((commons, go_on));
+            self.fly(commons, Flight::Other);
         }
     }
 
-    /// Whether who means to write to a protected page must wait: noted, if so.
-    pub(super) fn is_kept_waiting(&mut self, at: usize, fault: Waiting) -> bool {
-        if self.deputy.is_awaited {
+    /// Goes on with what was held up, as far as it is not any more.
+    pub(super) fn go_on_with_calls(&mut self) {
+        let mut held_up = std::mem::take(&mut self.deputy.held_up).into_iter();
+        while let Some((commons, mut go_on)) = held_up.next() {
+            if !go_on(self, Duration::ZERO) {
+                self.deputy.held_up.push((commons, go_on));
+                self.deputy.held_up.extend(held_up);
+                break;
+            }
+            if held_up.as_slice().iter().all(|(other, _)| *other != commons) {
+                self.fly(commons, Flight::Idle);
+                if self.common(commons).is_some_and(|commons| commons.views.is_empty()) {
+                    let _ = self.reports.send(Request::Report(Report::Deserted(commons)));
+                }
+            }
+        }
+        if self.deputy.is_held_up() {
+            // Who holds a call up must not wait for room, of which that call may have to make some.
+            self.core.set_overdraft(u64::MAX / 2);
+            return;
+        }
+        self.core.set_overdraft(0);
+        self.awaits_agent = false;
+        while let Some((at, fault)) = self.deputy.writers.pop() {
+            self.unprotect(at, fault);
+        }
+    }
+
+    fn fly(&mut self, commons: TargetId, flight: Flight) {
+        if let Some(target) = self.target(commons) {
+            target.flight = flight;
+        }
+    }
+
+    /// Whether somebody who means to write to a protected page must wait as that is on its way out: noted, if so.
+    pub(super) fn must_wait_to_write(&mut self, at: usize, fault: Waiting) -> bool {
+        let Some(target) = self.targets[at].as_ref().filter(|_| self.deputy.is_held_up()) else { return false };
+        let id = target.id;
+        let is_leaving = self
+            .commons
+            .iter()
+            .filter_map(|&its| self.common(its))
+            .any(|commons| commons.seen_at(id, fault.address).is_some_and(|home| commons.is_leaving(home)));
+        let noted = |(other, its): &(usize, Waiting)| (*other, its.address) == (at, fault.address);
+        if is_leaving && !self.deputy.writers.iter().any(noted) {
             self.deputy.writers.push((at, fault));
         }
-        self.deputy.is_awaited
-    }
-
-    /// Serves faults, which must not wait for room as none is made, and goes on with what was begun.
-    fn serve_faults_alone(&mut self) {
-        self.wait(Some(LOOK_EVERY_NS));
-        if self.polled[0].revents != 0 {
-            self.bell.silence();
-        }
-        if self.polled.last().is_some_and(|store| store.revents != 0) {
-            self.progress();
-        }
-        let mut served = 0;
-        for at in 0..self.targets.len() {
-            if self.polled.get(2 * at + 2).is_some_and(|polled| polled.revents != 0) {
-                self.hear_agent(at);
-            }
-            if self.polled.get(2 * at + 1).is_some_and(|polled| polled.revents != 0) {
-                served += self.read_faults_alone(at);
-            }
-        }
-        if served == 0 {
-            // A change that is not read is announced on and on.
-            nap(REST);
-        }
-        self.hands.finish_reading(false, &mut self.core);
-        self.core.set_overdraft(u64::MAX / 2);
-        self.retry_waiting();
-        self.arrive();
-    }
-
-    fn read_faults_alone(&mut self, at: usize) -> usize {
-        let Some(target) = self.targets[at].as_ref().filter(|target| target.may_read()) else { return 0 };
-        let faults = match &target.outlook {
-            Some(outlook) => outlook.faults(),
-            None => Outlook::of(&target.uffd).faults(),
-        };
-        self.read_messages(at, faults.min(MESSAGES))
+        is_leaving
     }
 }

@@ -1,7 +1,7 @@
 //! How pages leave memory that several targets have mapped, in place of an agent.
 
 use spillway_core::evict::{Bytes, Captured, Run};
-use spillway_core::page::BufferIndex;
+use spillway_core::page::{BufferIndex, State};
 use spillway_core::{Page, Span, TargetId};
 use spillway_store::is_zero;
 
@@ -12,20 +12,16 @@ use crate::sys::agent::BATCH_PAGES;
 use crate::sys::clock::now_ns;
 use crate::tally::Tally;
 
-/// A run on its way out.
+/// Pages of a run of which the same has become.
 struct Outgoing {
     run: Run,
     buffers: Vec<(BufferIndex, Buffer)>,
-    taken: Vec<Taken>,
+    taken: Taken,
 }
 
 impl Outgoing {
     fn home(&self) -> Span {
         Span::of_pages(self.run.address, self.run.pages)
-    }
-
-    fn count(&self, what: Taken) -> u64 {
-        self.taken.iter().filter(|taken| **taken == what).count() as u64
     }
 }
 
@@ -45,43 +41,45 @@ impl Driver {
         let file = commons.backing();
         // Another thread is asked once for all of them.
         let at_a_time = if file.may_be_open { BATCH_PAGES } else { 1 };
-        let (mut captured, mut stuck, mut odd) = (0, 0, None);
+        let mut odd = None;
+        self.outgone = (0, 0);
         for some in runs.chunks(at_a_time) {
             let mut outgoing = Vec::with_capacity(some.len());
             for &run in some {
-                let (begun, who) = self.begin_leaving(id, run);
+                let (pieces, who) = self.begin_leaving(id, run);
                 odd = who.or(odd);
-                outgoing.push(begun);
+                for piece in pieces {
+                    match piece.taken {
+                        Taken::Out => outgoing.push(piece),
+                        Taken::Stays | Taken::Untried => self.end_leaving(id, piece),
+                    }
+                }
             }
-            let spans = outgoing.iter_mut().map(|it| (it.home(), std::mem::take(&mut it.taken))).collect();
-            let punch = |file: &Backing, (home, mut taken): (Span, Vec<Taken>)| {
-                file.punch(home, &mut taken);
-                taken
-            };
+            if outgoing.is_empty() {
+                continue;
+            }
+            let spans = outgoing.iter().map(Outgoing::home).collect();
             let mut outgoing = outgoing.into_iter();
-            // One after the other: who has the file's lock by turns with us may need what is out already.
-            self.call_on(file.clone(), spans, punch, |driver, taken| {
-                let Some(left) = outgoing.next().map(|left| Outgoing { taken, ..left }) else { return };
-                captured += left.count(Taken::Out);
-                stuck += left.count(Taken::Stays);
-                driver.end_leaving(id, left);
+            self.call_on(id, file.clone(), spans, Backing::punch, move |driver, is_out| {
+                let Some(piece) = outgoing.next() else { return };
+                let taken = if is_out { Taken::Out } else { Taken::Stays };
+                driver.end_leaving(id, Outgoing { taken, ..piece });
             });
         }
         runs.clear();
         if let Some(target) = &mut self.targets[at] {
             target.runs = runs;
-            Tally::add(&target.tally.evicted_pages, captured);
         }
         odd.into_iter().for_each(|odd| self.look_at_views(odd.0 as usize));
-        if captured + stuck == 0 {
-            self.pause_captures(now_ns());
-        } else {
-            self.note_yield(captured, stuck);
+        match self.outgone {
+            (0, 0) => self.pause_captures(now_ns()),
+            (captured, stuck) => self.note_yield(captured, stuck),
         }
     }
 
-    /// Reads a run into buffers while nobody can write to it; and who has not mapped what was known.
-    fn begin_leaving(&mut self, id: TargetId, run: Run) -> (Outgoing, Option<TargetId>) {
+    /// Reads a run into buffers while nobody can write to it: its pieces, of each of which the same becomes; and who has not mapped what
+    /// was known.
+    fn begin_leaving(&mut self, id: TargetId, run: Run) -> (Vec<Outgoing>, Option<TargetId>) {
         // `next_capture` chose no more pages than buffers are free.
         let take = |_| self.core.take_buffer().expect("a buffer for each page chosen");
         let buffers: Vec<BufferIndex> = (0..run.pages).map(take).collect();
@@ -92,23 +90,38 @@ impl Driver {
             Some(commons) => commons.begin_leaving(home, &mut pages),
             None => (vec![Taken::Untried; pages.len()], None),
         };
-        (Outgoing { run, buffers, taken }, odd)
+        let (mut pieces, mut nth, mut buffers) = (Vec::new(), 0, buffers.into_iter());
+        for alike in taken.chunk_by(|one, next| one == next) {
+            let pages = alike.len() as u64;
+            let run = Run { address: run.address.plus_pages(nth), page: run.page.plus(nth), pages };
+            let buffers = buffers.by_ref().take(alike.len()).collect();
+            pieces.push(Outgoing { run, buffers, taken: alike[0] });
+            nth += pages;
+        }
+        (pieces, odd)
     }
 
-    /// Says what became of a run.
-    fn end_leaving(&mut self, id: TargetId, left: Outgoing) {
-        self.common_mut(id).into_iter().for_each(|commons| commons.end_leaving(left.home()));
-        let Outgoing { run, .. } = left;
-        if let Some(tape) = self.tape.as_mut().filter(|_| left.count(Taken::Out) == run.pages) {
-            tape.evicted(run, run.pages);
+    /// Says what became of pages of a run.
+    fn end_leaving(&mut self, id: TargetId, piece: Outgoing) {
+        self.common_mut(id).into_iter().for_each(|commons| commons.end_leaving(piece.home()));
+        let Outgoing { run, buffers, taken } = piece;
+        match taken {
+            Taken::Out => {
+                self.outgone.0 += run.pages;
+                self.tape.iter_mut().for_each(|tape| tape.evicted(run, run.pages));
+                self.target(id).into_iter().for_each(|it| Tally::add(&it.tally.evicted_pages, run.pages));
+            }
+            Taken::Stays => self.outgone.1 += run.pages,
+            Taken::Untried => {}
         }
-        for (nth, ((buffer, mut memory), taken)) in left.buffers.into_iter().zip(left.taken).enumerate() {
+        for (nth, (buffer, mut memory)) in buffers.into_iter().enumerate() {
             let page = run.page.plus(nth as u64);
             memory.known.forget();
             let bytes = if is_zero(memory.page()) { Bytes::Zero } else { Bytes::Here };
             self.hands.buffers.give_back(buffer, memory);
             // What was given up while it was on its way is found to be gone when that is over.
             let is_wanted = taken == Taken::Out && !self.core.is_being_removed(page);
+            debug_assert_eq!(self.core.state_of(page), State::Mapped, "nothing becomes of what is on its way out");
             let outcome = match taken {
                 _ if is_wanted => Captured::Moved(buffer),
                 Taken::Stays => Captured::Stuck,

@@ -108,6 +108,7 @@ impl Driver {
             unrecorded: Vec::new(),
             commons: Vec::new(),
             deputy: Deputy::default(),
+            outgone: (0, 0),
         };
         driver.set_replacement(replacement);
         driver.core.restock();

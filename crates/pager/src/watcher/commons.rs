@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::sync::Arc;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use spillway_core::{Address, PAGE_BYTES_U64, Span, TargetId};
@@ -32,6 +32,9 @@ const REFUSALS_MAX: u32 = 50;
 /// Looking through all processes when all are managed may take this share of the time: one part in twenty. Half of it, before.
 const LOOK_SHARE: u32 = 20;
 
+/// How long it is waited for what is there of a file, before other things are looked at again.
+const FIND_WITHIN: Duration = Duration::from_millis(20);
+
 /// A file of memory that is managed.
 pub(super) struct Common {
     id: FileId,
@@ -47,6 +50,19 @@ pub(super) struct Common {
     refusals: u32,
     /// Nobody has it mapped.
     is_deserted: bool,
+    /// Where what is there of it is told, when it is being looked for.
+    finding: Option<Receiver<Vec<Span>>>,
+}
+
+/// What is there of a file, whose first page is at `home`.
+fn data_of(file: &File, home: Address) -> Vec<Span> {
+    let place = |offset: u64| Address(home.0 + offset).page();
+    let (mut found, mut from) = (Vec::new(), 0);
+    while let Some((start, end)) = next_data(file, from) {
+        found.push(Span { start: place(start), end: place(end.next_multiple_of(PAGE_BYTES_U64)) });
+        from = end;
+    }
+    found
 }
 
 impl Watcher {
@@ -82,7 +98,8 @@ impl Watcher {
         if known.is_none() {
             let (agreed, is_ready, refusals, is_deserted) = (0, false, 0, false);
             let tally = self.tally_of(pid, None);
-            self.commons.push(Common { id, joined, file, tally, agreed, is_ready, refusals, is_deserted });
+            let finding = None;
+            self.commons.push(Common { id, joined, file, tally, agreed, is_ready, refusals, is_deserted, finding });
         }
         self.commons.iter_mut().filter(|common| common.id == id).for_each(|common| common.is_deserted = false);
         true
@@ -115,10 +132,11 @@ impl Watcher {
             let common = &mut self.commons[at];
             common.refusals = if all { 0 } else { common.refusals.saturating_add(1) };
             common.agreed = if all { common.agreed.saturating_add(1) } else { 0 };
-            let is_ready = common.agreed >= LOOKS_AGREE;
-            if is_ready && !common.is_ready {
-                self.find_in_common(at);
+            if !all {
+                common.finding = None;
             }
+            let (has_agreed, was_ready) = (common.agreed >= LOOKS_AGREE, common.is_ready);
+            let is_ready = has_agreed && (was_ready || self.find_in_common(at));
             let common = &mut self.commons[at];
             // It may have been closed meanwhile, where mappings could not be registered.
             if std::mem::replace(&mut common.is_ready, is_ready) || is_ready {
@@ -203,7 +221,10 @@ impl Watcher {
         if procfs::is_of_our_program(pid) {
             return None;
         }
-        // It may have been let go with another tree, and is wanted again.
+        // Who was let go stays so, unless that was with these others, who are managed again.
+        if self.let_go_of.get(&pid).is_some_and(|gone| gone.root != tally.root) {
+            return None;
+        }
         self.let_go_of.remove(&pid);
         self.hear_of_forks();
         let started = procfs::stat(pid).ok()?.started;
@@ -216,7 +237,7 @@ impl Watcher {
                 self.read_mappings(pid);
                 return Some(());
             }
-            Err(Error::Ended(_) | Error::NoSuchProcess(_)) => self.forget(pid),
+            Err(Error::Ended(_) | Error::NoSuchProcess(_) | Error::NoMemoryOfItsOwn(_)) => self.forget(pid),
             // It may be in a fault that is to be served first: it is tried again.
             Err(Error::DidNotStop(_)) => {}
             Err(error) => {
@@ -229,18 +250,28 @@ impl Watcher {
         None
     }
 
-    /// Tells the fault thread which pages of a commons are there.
-    fn find_in_common(&self, at: usize) {
-        let Common { file, joined, .. } = &self.commons[at];
-        let place = |offset: u64| Address(joined.home.0 + offset).page();
-        let (mut found, mut from) = (Vec::new(), 0);
-        while let Some((start, end)) = next_data(file, from) {
-            found.push(Span { start: place(start), end: place(end.next_multiple_of(PAGE_BYTES_U64)) });
-            from = end;
+    /// Tells the fault thread which pages of a commons are there; false while that is not known. It is looked for on another thread: a
+    /// program that writes to the file may hold that up, until we have told what a child of its has inherited.
+    fn find_in_common(&mut self, at: usize) -> bool {
+        let Common { file, joined, finding, .. } = &mut self.commons[at];
+        let joined = *joined;
+        let answer = finding.get_or_insert_with(|| {
+            let (reply, answer) = channel();
+            let file = Arc::clone(file);
+            // Where there is no thread, the answer never comes, and it is tried again.
+            let _ =
+                std::thread::Builder::new().name("files".into()).spawn(move || reply.send(data_of(&file, joined.home)));
+            answer
+        });
+        let found = answer.recv_timeout(FIND_WITHIN);
+        if !matches!(found, Err(RecvTimeoutError::Timeout)) {
+            *finding = None;
         }
+        let Ok(found) = found else { return false };
         for spans in portions(found) {
             self.send(Command::Found { target: joined.commons, spans });
         }
+        true
     }
 
     /// Nobody has this mapped any more.

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use spillway_core::{TargetId, TreeId};
 
+use super::process::Process;
 use super::{Departure, Watcher};
 use crate::adopt::Agent;
 use crate::driver::{Command, Homeward};
@@ -14,6 +15,14 @@ use crate::error::Error;
 use crate::procfs;
 use crate::sys::process::share_memory;
 use crate::tally::Tally;
+
+/// A process that was let go.
+pub(super) struct LetGo {
+    /// When it was started.
+    pub(super) started: u64,
+    /// The root of the tree that it was let go with, and when that was started.
+    pub(super) root: (i32, u64),
+}
 
 /// A tree on its way out.
 pub(super) struct Leaving {
@@ -43,24 +52,24 @@ impl Watcher {
             }
             self.processes.remove(&pid);
         }
+        self.roots.push(Arc::clone(tally));
+        self.trees.add(Arc::clone(tally));
+        self.tree_at = None;
+        if at_once && let Err(error) = self.adopt(pid, None) {
+            self.roots.retain(|root| root.tree != tally.tree);
+            self.trees.remove(tally.tree);
+            return Err(error);
+        }
         // Whatever tree it and its descendants were let go with, they are of this one.
         let mut its = vec![pid];
         while let Some(pid) = its.pop() {
             self.let_go_of.remove(&pid);
             its.extend(procfs::children(pid).unwrap_or_default());
         }
-        self.roots.push(Arc::clone(tally));
-        self.trees.add(Arc::clone(tally));
-        self.tree_at = None;
-        if !at_once {
-            return Ok(());
+        if at_once {
+            let _ = self.read_mappings(pid);
         }
-        let adopted = self.adopt(pid, None).inspect(|()| _ = self.read_mappings(pid));
-        if adopted.is_err() {
-            self.roots.retain(|root| root.tree != tally.tree);
-            self.trees.remove(tally.tree);
-        }
-        adopted
+        Ok(())
     }
 
     /// Begins to let a tree go.
@@ -131,7 +140,8 @@ impl Watcher {
         self.orphans.retain(|orphan| orphan.tally.tree != tree);
         // An ancestor may be in another tree, and this one's are not to be found again as its descendants.
         let gone = self.processes.iter().filter(|(_, process)| process.tally.tree == tree);
-        self.let_go_of.extend(gone.map(|(&pid, process)| (pid, process.started)));
+        let let_go = |process: &Process| LetGo { started: process.started, root: process.tally.root };
+        self.let_go_of.extend(gone.map(|(&pid, process)| (pid, let_go(process))));
         self.processes.retain(|_, process| process.tally.tree != tree);
         self.roots.retain(|root| root.tree != tree);
         self.commons.retain(|common| common.tally.tree != tree);

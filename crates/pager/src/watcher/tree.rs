@@ -22,7 +22,7 @@ impl Watcher {
         // What is known comes before who is found to be its child: a tree may begin within another.
         queue.extend(self.roots.iter().map(|tally| (tally.root.0, Arc::clone(tally))));
         queue.extend(self.processes.iter().map(|(&pid, process)| (pid, Arc::clone(&process.tally))));
-        self.let_go_of.retain(|&pid, started| procfs::stat(pid).is_ok_and(|stat| stat.started == *started));
+        self.let_go_of.retain(|&pid, gone| procfs::stat(pid).is_ok_and(|stat| stat.started == gone.started));
         let mut seen = HashSet::new();
         let roots: HashMap<i32, Arc<Tally>> =
             self.roots.iter().map(|tally| (tally.root.0, Arc::clone(tally))).collect();
