@@ -166,6 +166,8 @@ pub struct Commons {
     may_be_open: bool,
     /// What of home is being taken out just now.
     leaving: Vec<Span>,
+    /// Views that came since, where that could not be protected yet.
+    unprotected: Vec<View>,
     eyes: Eyes,
 }
 
@@ -196,6 +198,7 @@ impl Commons {
             removed: Vec::new(),
             may_be_open,
             leaving: Vec::new(),
+            unprotected: Vec::new(),
             eyes,
         };
         Ok((commons, uffd))
@@ -233,10 +236,11 @@ impl Commons {
     /// Adds a view, which is registered. What is on its way out is not to be written to by it.
     pub fn add_view(&mut self, view: View) {
         let cut = view.span;
-        for part in self.leaving.iter().filter_map(|leaving| view.part(*leaving)) {
-            let _ = view.uffd.protect(part, true);
-        }
         self.forget_views(view.target, cut);
+        if !self.leaving.is_empty() {
+            self.unprotected.push(view.clone());
+            self.protect_late();
+        }
         self.views.push(view);
     }
 
@@ -353,6 +357,17 @@ impl Commons {
             // Where mappings are changing, who waits is heard of and told then.
             let _ = view.uffd.protect(part, false);
         }
+    }
+
+    /// Protects what is on its way out in views that came since, as soon as mappings are at rest there.
+    pub fn protect_late(&mut self) {
+        let is_changing = |error: io::Error| error.raw_os_error() == Some(libc::EAGAIN);
+        let mut late = std::mem::take(&mut self.unprotected);
+        late.retain(|view| {
+            let mut parts = self.leaving.iter().filter_map(|leaving| view.part(*leaving));
+            parts.any(|part| view.uffd.protect(part, true).is_err_and(is_changing))
+        });
+        self.unprotected = late;
     }
 
     /// Whether the page at `address` of home is being taken out just now.

@@ -63,7 +63,7 @@ impl Yield {
         self.until_ns = self.until_ns.max(now_ns + RETRY_NS);
     }
 
-    fn is_resting(&self, now_ns: u64) -> bool {
+    pub(super) fn is_resting(&self, now_ns: u64) -> bool {
         now_ns < self.until_ns
     }
 }
@@ -158,7 +158,7 @@ impl Driver {
     /// budget: a little while the sweep goes on, and freely once it has been round in vain.
     pub(super) fn note_yield(&mut self, captured: u64, stuck: u64) {
         let in_vain = self.yields.note(captured, stuck, self.core.mapped_pages(), now_ns());
-        self.core.set_overdraft(match (in_vain || self.deputy.is_held_up(), captured) {
+        self.core.set_overdraft(match (in_vain, captured) {
             (true, _) => u64::MAX / 2,
             (false, 0) => OVERDRAFT_PAGES,
             (false, _) => 0,

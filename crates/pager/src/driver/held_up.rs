@@ -14,20 +14,23 @@ use std::time::{Duration, Instant};
 
 use spillway_core::TargetId;
 
+use super::eviction::OVERDRAFT_PAGES;
 use super::{Driver, Report};
-use crate::commons::Backing;
+use crate::commons::{Backing, Commons};
 use crate::shared::Shared;
+use crate::sys::clock::now_ns;
 use crate::sys::sched::{Class, set_class};
-use crate::target::{Flight, Waiting};
+use crate::target::{Flight, Target, Waiting};
 use crate::watcher::Request;
 
-/// For how long calls are waited for that nobody holds up: some 10 us each.
-const PATIENCE: Duration = Duration::from_millis(1);
+/// For how long calls are waited for at once, and for how much longer for each of them: one that nobody holds up takes some 5 us.
+const PATIENCE: Duration = Duration::from_micros(300);
+const PATIENCE_EACH: Duration = Duration::from_micros(10);
 /// Calls are short, and so is their stack; all of it is locked.
 const STACK_BYTES: usize = 128 << 10;
 
 type Call = Box<dyn FnOnce() + Send>;
-/// Goes on with what there is an answer to, waiting for so long for the next; true when there was one to all.
+/// Goes on with what there is an answer to, waiting for so long; true when there was one to all.
 type GoOn = Box<dyn FnMut(&mut Driver, Duration) -> bool>;
 
 /// The other thread, from the first such call on.
@@ -66,6 +69,10 @@ impl Deputy {
         !self.held_up.is_empty()
     }
 
+    fn is_held_up_on(&self, commons: TargetId) -> bool {
+        self.held_up.iter().any(|(other, _)| *other == commons)
+    }
+
     /// A target is gone.
     pub(super) fn forget(&mut self, target: TargetId) {
         self.writers.retain(|(at, _)| *at != target.0 as usize);
@@ -87,12 +94,15 @@ impl Driver {
             return with.into_iter().for_each(|with| then(self, call(&file, with)));
         }
         let (reply, answers) = channel();
+        // What was asked for first is heard first: a removal is over only when what was on its way out is.
+        let waits = !self.deputy.is_held_up_on(commons);
         let (bell, begun, mut left) = (Arc::clone(&self.bell), Instant::now(), with.len());
+        let patience = PATIENCE + PATIENCE_EACH * u32::try_from(left).unwrap_or(u32::MAX);
         let calls = move || {
             for with in with {
                 // Whoever would hear of it is there until it has.
                 let _ = reply.send(call(&file, with));
-                if begun.elapsed() > PATIENCE / 2 {
+                if !waits || begun.elapsed() > patience / 2 {
                     bell.ring();
                 }
             }
@@ -112,56 +122,62 @@ impl Driver {
             }
             true
         });
-        // What was asked for first is heard first: a removal is over only when what was on its way out is.
-        if self.deputy.is_held_up() || !go_on(self, PATIENCE) {
+        if !waits || !go_on(self, patience) {
             self.deputy.held_up.push((commons, go_on));
+            // Calls on other files are no business of who holds these up. That thread ends when they are over.
+            self.deputy.calls = None;
             self.fly(commons, Flight::Other);
         }
     }
 
     /// Goes on with what was held up, as far as it is not any more.
     pub(super) fn go_on_with_calls(&mut self) {
-        let mut held_up = std::mem::take(&mut self.deputy.held_up).into_iter();
-        while let Some((commons, mut go_on)) = held_up.next() {
-            if !go_on(self, Duration::ZERO) {
+        let held_up = std::mem::take(&mut self.deputy.held_up);
+        let mut files: Vec<TargetId> = held_up.iter().map(|(commons, _)| *commons).collect();
+        for (commons, mut go_on) in held_up {
+            if self.deputy.is_held_up_on(commons) || !go_on(self, Duration::ZERO) {
                 self.deputy.held_up.push((commons, go_on));
-                self.deputy.held_up.extend(held_up);
-                break;
-            }
-            if held_up.as_slice().iter().all(|(other, _)| *other != commons) {
-                self.fly(commons, Flight::Idle);
-                if self.common(commons).is_some_and(|commons| commons.views.is_empty()) {
-                    let _ = self.reports.send(Request::Report(Report::Deserted(commons)));
-                }
             }
         }
-        if self.deputy.is_held_up() {
-            // Who holds a call up must not wait for room, of which that call may have to make some.
-            self.core.set_overdraft(u64::MAX / 2);
-            return;
+        files.retain(|commons| !self.deputy.is_held_up_on(*commons));
+        for commons in files {
+            self.fly(commons, Flight::Idle);
+            if self.common(commons).is_some_and(|commons| commons.views.is_empty()) {
+                let _ = self.reports.send(Request::Report(Report::Deserted(commons)));
+            }
         }
-        self.core.set_overdraft(0);
-        self.awaits_agent = false;
-        while let Some((at, fault)) = self.deputy.writers.pop() {
-            self.unprotect(at, fault);
+        for nth in 0..self.commons.len() {
+            self.common_mut(self.commons[nth]).into_iter().for_each(Commons::protect_late);
+        }
+        for (at, fault) in std::mem::take(&mut self.deputy.writers) {
+            if !self.must_wait_to_write(at, fault) {
+                self.unprotect(at, fault);
+            }
+        }
+        // Who holds a call up must not wait for room, of which that call may have to make some.
+        match (self.deputy.is_held_up(), self.targets.iter().flatten().any(Target::may_look)) {
+            (true, true) => self.core.set_overdraft(OVERDRAFT_PAGES),
+            (true, false) => self.core.set_overdraft(u64::MAX / 2),
+            (false, _) if !self.yields.is_resting(now_ns()) => self.core.set_overdraft(0),
+            (false, _) => {}
         }
     }
 
     fn fly(&mut self, commons: TargetId, flight: Flight) {
+        self.awaits_agent &= flight != Flight::Idle;
         if let Some(target) = self.target(commons) {
             target.flight = flight;
         }
+        self.note_rest();
     }
 
     /// Whether somebody who means to write to a protected page must wait as that is on its way out: noted, if so.
     pub(super) fn must_wait_to_write(&mut self, at: usize, fault: Waiting) -> bool {
         let Some(target) = self.targets[at].as_ref().filter(|_| self.deputy.is_held_up()) else { return false };
         let id = target.id;
-        let is_leaving = self
-            .commons
-            .iter()
-            .filter_map(|&its| self.common(its))
-            .any(|commons| commons.seen_at(id, fault.address).is_some_and(|home| commons.is_leaving(home)));
+        let place = |commons: &Commons| Some(commons.is_leaving(commons.seen_at(id, fault.address)?));
+        // What it is that is protected there may not be known now.
+        let is_leaving = self.commons.iter().filter_map(|&its| self.common(its)).find_map(place).unwrap_or(true);
         let noted = |(other, its): &(usize, Waiting)| (*other, its.address) == (at, fault.address);
         if is_leaving && !self.deputy.writers.iter().any(noted) {
             self.deputy.writers.push((at, fault));

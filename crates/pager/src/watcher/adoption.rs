@@ -85,7 +85,7 @@ impl Watcher {
                     adopted = true;
                     self.read_mappings(pid);
                 }
-                Err(Error::Ended(_) | Error::NoSuchProcess(_)) => self.forget(pid),
+                Err(Error::Ended(_) | Error::NoSuchProcess(_) | Error::NoMemoryOfItsOwn(_)) => self.forget(pid),
                 Err(_) if !procfs::is_alive(procfs::stat(pid)) => self.forget(pid),
                 Err(error) => {
                     self.processes.entry(pid).and_modify(|process| process.refused = true);

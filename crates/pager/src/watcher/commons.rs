@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 use spillway_core::{Address, PAGE_BYTES_U64, Span, TargetId};
@@ -132,7 +132,8 @@ impl Watcher {
             let common = &mut self.commons[at];
             common.refusals = if all { 0 } else { common.refusals.saturating_add(1) };
             common.agreed = if all { common.agreed.saturating_add(1) } else { 0 };
-            if !all {
+            if !all && common.finding.as_ref().is_some_and(|finding| finding.try_recv() != Err(TryRecvError::Empty)) {
+                // It was of an earlier moment.
                 common.finding = None;
             }
             let (has_agreed, was_ready) = (common.agreed >= LOOKS_AGREE, common.is_ready);
