@@ -4,7 +4,6 @@ The guest's only program, tests/programs/guest/fill.c, checks every word of 160 
 """
 
 import hashlib
-import os
 import signal
 import subprocess
 import time
@@ -13,22 +12,9 @@ import guests
 import pytest
 from guests import Console, Monitor
 from harness import MIB, anonymous_bytes, assert_kernel_sees, assert_paged, eventually
+from lacking import give_up
 
 GUEST_MIB, FILLED_MIB = 256, 160
-
-
-def give_up(why):
-    """Skips the test, or fails it where all are to run."""
-    (pytest.fail if os.environ.get("SPILLWAY_TESTS_STRICT") == "1" else pytest.skip)(why)
-
-
-@pytest.fixture(scope="module")
-def tools(need):
-    """What every guest takes."""
-    kernel = guests.kernel()
-    if not kernel or not kernel.exists():
-        give_up("no guest kernel: scripts/setup-tests fetches one")
-    need("qemu-system-x86_64", "busybox", "cc")
 
 
 @pytest.fixture(scope="module")

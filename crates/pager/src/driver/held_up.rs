@@ -80,8 +80,8 @@ impl Deputy {
 }
 
 impl Driver {
-    /// Makes calls on the file of a commons that take its lock, one with each of `with`; has `then` done with each answer and, at last,
-    /// `end`. That is at once, unless the file may be open elsewhere, and is held up.
+    /// Makes calls on the file of a commons that take its lock, one with each of `with`; has `then` done with each answer. That
+    /// is at once, unless the file may be open elsewhere, and is held up.
     pub(super) fn call_on<W: Send + 'static, T: Send + 'static>(
         &mut self,
         commons: TargetId,
