@@ -87,6 +87,22 @@ def test_an_exact_trace_shows_what_was_local(spillway, rounds, tmp_path):
     assert all(misses < 10_000 for size, misses in curve.items() if size > 1.2 * cliff), curve
 
 
+def test_a_disk_that_stands_still_for_a_while_loses_no_record(spillway, rounds, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    os.mkfifo(tmp_path / "go")
+    # Several times as many records as there is room for where they are handed over to be written.
+    argv = [rounds, 8192, 8192, "uniform", 300_000, 0]
+    with subprocess.Popen(["sh", "-c", f"exec < {pipe}; read go < go; exec cat > u.trace"], cwd=tmp_path) as reader:
+        letting = subprocess.Popen(["sh", "-c", "sleep 6; echo > go"], cwd=tmp_path)
+        done = spillway.cli("trace", "--local", "16M", "-o", pipe, "--", *argv)
+        assert letting.wait(timeout=60) == 0 and reader.wait(timeout=60) == 0
+    assert (done.returncode, done.stdout) == (0, "READY\nOK\n"), done.stderr
+    recorded = references(done)
+    assert recorded > 100_000
+    assert told(spillway.cli("sim", "--json", "--local", "16M", tmp_path / "u.trace"))["references"] == recorded
+
+
 def test_tracing_a_running_process_leaves_it_as_it_was(spillway, processes, rounds, tmp_path):
     trace = tmp_path / "a.trace"
     program = Program(processes, [rounds, 8192, 8192, "uniform", FOREVER, 1000]).ready()

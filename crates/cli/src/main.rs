@@ -5,6 +5,7 @@
 
 mod advise;
 mod attach;
+mod behind;
 mod bench;
 mod control;
 mod cost;

@@ -24,9 +24,13 @@ const FLUSH_EVERY: Duration = Duration::from_secs(1);
 pub(crate) trait Sink: Send + 'static {
     /// Takes one.
     fn put(&mut self, record: &Record) -> io::Result<()>;
-    /// Makes sure of what was taken.
+    /// Sees to what was taken so far.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+    /// Makes sure of all that was taken; nothing more comes.
+    fn close(&mut self) -> io::Result<()> {
+        self.flush()
     }
 }
 
@@ -85,8 +89,8 @@ fn drain<S: Sink>(mut ring: Consumer, mut sink: S, ended: &AtomicBool) -> (S, To
         }
         if last {
             sink.put(&Record { time_ns, what: What::End })?;
-        }
-        if last || flushed.elapsed() >= FLUSH_EVERY {
+            sink.close()?;
+        } else if flushed.elapsed() >= FLUSH_EVERY {
             flushed = Instant::now();
             sink.flush()?;
         }

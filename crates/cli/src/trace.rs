@@ -1,5 +1,6 @@
 //! `spillway trace`: records what a pager sees of a program, for `sim`, `advise` and others (docs/TRACE.md).
 
+use crate::behind::Behind;
 use crate::failure::{FAILED, Failure};
 use crate::recorder::{Recorder, Sink, Totals};
 use crate::replace::Place;
@@ -10,9 +11,8 @@ use spillway_core::sample::HASHES;
 use spillway_core::time::parse_ns;
 use spillway_pager::{Choice, Local, Recording, Windows};
 use spillway_study::record::Record;
-use spillway_study::trace::{Header, Writer};
+use spillway_study::trace::{FRAME_BYTES_MAX, Header, Writer};
 use std::ffi::OsString;
-use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -144,20 +144,25 @@ pub(crate) enum TraceFile {
     /// Nothing was recorded so far. The place is gone when the file could not be begun.
     Awaited(Option<Place>, Header),
     /// There is a file.
-    Begun(Writer<File>),
+    Begun(Writer<Behind>),
 }
 
 impl Sink for TraceFile {
     fn put(&mut self, record: &Record) -> io::Result<()> {
         if let Self::Awaited(place, header) = self {
             let (place, header) = (place.take().ok_or(io::ErrorKind::NotFound)?, *header);
-            *self = Self::Begun(place.replace(|file| Writer::new(file, header))?);
+            *self = Self::Begun(place.replace(|file| Writer::new(Behind::new(file, FRAME_BYTES_MAX)?, header))?);
         }
         if let Self::Begun(writer) = self { writer.push(record) } else { Ok(()) }
     }
 
     fn flush(&mut self) -> io::Result<()> {
         if let Self::Begun(writer) = self { writer.flush() } else { Ok(()) }
+    }
+
+    fn close(&mut self) -> io::Result<()> {
+        self.flush()?;
+        if let Self::Begun(writer) = self { writer.get_mut().close() } else { Ok(()) }
     }
 }
 

@@ -56,6 +56,11 @@ impl<W: Write> Writer<W> {
         }
         self.to.flush()
     }
+
+    /// Where it is written to.
+    pub fn get_mut(&mut self) -> &mut W {
+        &mut self.to
+    }
 }
 
 fn varint(into: &mut Vec<u8>, mut number: u64) {
