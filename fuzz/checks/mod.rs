@@ -8,6 +8,7 @@ pub mod cluster_entry;
 pub mod control_request;
 pub mod cost;
 pub mod daemon_config;
+pub mod estate;
 pub mod hand_off;
 pub mod handed;
 pub mod ledger;

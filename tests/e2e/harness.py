@@ -277,10 +277,11 @@ class Spillway:
         options.setdefault("stdin", subprocess.PIPE if stdin is not None else subprocess.DEVNULL)
         return self.start(argv, local, *arguments, **options).finish(stdin, timeout)
 
-    def begin_attach(self, pid, local, *arguments):
-        """Starts `spillway attach`."""
+    def begin_attach(self, pid, local=None, *arguments):
+        """Starts `spillway attach`; without a budget it can only take over."""
         stats = self.stats_path()
-        return Running(self.processes.start([self.path, "attach", pid, "--local", local, "--stats", stats, *arguments], **PIPES), stats)
+        budget = ["--local", local] if local else []
+        return Running(self.processes.start([self.path, "attach", pid, *budget, "--stats", stats, *arguments], **PIPES), stats)
 
     def attach(self, pid, local, *arguments):
         """Starts `spillway attach` and waits until the process is listed."""

@@ -1,5 +1,6 @@
 """Traces of real programs, what replays of them say, and advice on programs whose needs are known."""
 
+import contextlib
 import json
 import os
 import random
@@ -126,21 +127,28 @@ def test_tracing_a_running_process_leaves_it_as_it_was(spillway, processes, roun
 def test_advice_on_a_running_process(spillway, processes, rounds, order, pages, least, most):
     program = Program(processes, [rounds, 16384, pages, order, FOREVER, 1000]).ready()
     before = traits(program.pid)
-    # Its windows are of time: while the host has the CPU, the program goes through less in each.
-    advice = undisturbed(lambda: told(spillway.cli("advise", program.pid, "--for", "6s", "--json")))
-    assert traits(program.pid) == before
     hot = pages * PAGE
-    assert abs(advice["all_bytes"] - 64 * MIB) < 4 * MIB, advice
-    assert least * hot <= advice["enough"]["local_bytes"] <= most * hot, advice
-    loss = {point["local_bytes"] / hot: point["loss"] for point in advice["curve"]}
 
-    def at(share):
-        return loss[min(loss, key=lambda other: abs(other - share))]
+    def right():
+        advice = told(spillway.cli("advise", program.pid, "--for", "6s", "--json"))
+        assert abs(advice["all_bytes"] - 64 * MIB) < 4 * MIB, advice
+        assert least * hot <= advice["enough"]["local_bytes"] <= most * hot, advice
+        loss = {point["local_bytes"] / hot: point["loss"] for point in advice["curve"]}
 
-    assert at(0.3) > 0.1, "with a third of what it goes through it loses much"
-    # At random a memory of 80% misses 20% of the time, one of 30% misses 70%; in turn, either misses always.
-    ratio = at(0.8) / at(0.3)
-    assert (ratio > 0.4) if order == "cyclic" else (ratio < 0.4), (ratio, loss)
+        def at(share):
+            return loss[min(loss, key=lambda other: abs(other - share))]
+
+        assert at(0.3) > 0.1, "with a third of what it goes through it loses much"
+        # At random a memory of 80% misses 20% of the time, one of 30% misses 70%; in turn, either misses always.
+        ratio = at(0.8) / at(0.3)
+        assert (ratio > 0.4) if order == "cyclic" else (ratio < 0.4), (ratio, loss)
+
+    # Its windows are of time: while the host, or another test, has the CPU, the program goes through less in each.
+    for tries_left in (2, 1, 0):
+        with contextlib.suppress(*[AssertionError] * bool(tries_left)):
+            right()
+            break
+    assert traits(program.pid) == before
     unharmed(program)
 
 

@@ -17,7 +17,8 @@
 // Options, last: native          nothing leaves by itself, so do not wait for it (syscalls)
 //                without=OP,OP   leaves out move, cut, drop, remove; leave: children stay until the end;
 //                                later: a pipe may have a page as it was given to it
-//                with=OP,OP      twin: a second view by mremap of size 0; late: strangers come, wait, look, and go
+//                with=OP,OP      twin: a second view by mremap of size 0; late: strangers come, wait, look, and go;
+//                                removing: more of that than of anything else
 //                sabotage=KIND   does what a bad pager would: zero, flip, stale, revive, half, orphan
 //
 // What is expected is kept in a file, the *ledger*, which no pager of shared memory takes. Page P belongs to process
@@ -275,7 +276,7 @@ static void step(void) {
     uint64_t what = below(64), page;
     if (what == 0 && !names(without, "move")) move_a_chunk();
     else if (what == 1 && !names(without, "drop")) drop();
-    else if (what == 2 && !names(without, "remove")) remove_one();
+    else if ((what == 2 && !names(without, "remove")) || (what > 31 && names(with, "removing"))) remove_one();
     else if (what == 3 && is_child && !names(without, "cut") && !below(8)) cut();
     else if (what == 4 && names(with, "twin")) look_through_a_twin();
     else if (what < 28) {

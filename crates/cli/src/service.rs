@@ -298,11 +298,7 @@ impl<P: Paging> Service<P> {
         if !matches!(*self.detachment.lock().unwrap_or_else(PoisonError::into_inner), Detachment::None) {
             return Err("this pager is letting its processes go".into());
         }
-        let now = self.pager.snapshot();
-        if now.shared_files > 0 {
-            return Err("it manages shared memory, which no other pager can take over: detach, then attach".into());
-        }
-        if now.unheritable {
+        if self.pager.snapshot().unheritable {
             return Err("there are too many processes or mappings for another pager to take over: try again when there are fewer".into());
         }
         if !self.pager.can_be_outlived() {

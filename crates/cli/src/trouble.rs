@@ -38,11 +38,6 @@ impl Trouble {
             );
         }
         match (std::mem::replace(&mut self.unheritable, now.unheritable), now.unheritable) {
-            (false, true) if now.shared_files > 0 => lines.push(
-                "it shares memory with others, which no other pager can take over: should this one be killed now, they wait for ever; \
-                 `upgrade` and SIGHUP are refused"
-                    .into(),
-            ),
             (false, true) => lines.push(
                 "there are too many processes or mappings for another pager to take over: should this one be killed now, they wait for \
                  ever; `upgrade` and SIGHUP are refused until there are fewer"
@@ -79,8 +74,8 @@ mod tests {
         let said = trouble.lines(&Snapshot { lost_pages: 3, ..Snapshot::default() });
         assert_eq!(said[0], "the pool takes pages again");
         assert!(said[1].starts_with("the pool lost 1 pages"));
-        let shares = Snapshot { unheritable: true, shared_files: 1, lost_pages: 3, ..Snapshot::default() };
-        assert!(trouble.lines(&shares)[0].starts_with("it shares memory with others"));
-        assert!(trouble.lines(&shares).is_empty());
+        let many = Snapshot { unheritable: true, lost_pages: 3, ..Snapshot::default() };
+        assert!(trouble.lines(&many)[0].starts_with("there are too many processes or mappings"));
+        assert!(trouble.lines(&many).is_empty());
     }
 }

@@ -34,6 +34,7 @@ fn each_target_is_run_here() {
         "control_request",
         "cost",
         "daemon_config",
+        "estate",
         "hand_off",
         "handed",
         "ledger",
@@ -74,6 +75,11 @@ fn cluster_entry() {
 #[test]
 fn control_request() {
     over_seeds("control_request", checks::control_request::check);
+}
+
+#[test]
+fn estate() {
+    over_seeds("estate", checks::estate::check);
 }
 
 #[test]

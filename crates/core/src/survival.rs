@@ -142,6 +142,21 @@ impl Pager {
         spans
     }
 
+    /// What began at `from` of `target` begins at `to`: it is memory of the pager's own, and another pager has it elsewhere.
+    pub fn rebase(&mut self, target: TargetId, from: Address, to: Address) {
+        let Some(end) = self.regions.of(target).map(|region| region.span.end).last() else { return };
+        self.regions.relocate(target, Span { start: from, end }, to);
+        self.write_down();
+    }
+
+    /// Sets a buffer aside, as [`Pager::take_buffer`] does, by its number; false where it is in use.
+    pub fn claim_buffer(&mut self, buffer: BufferIndex) -> bool {
+        let Some(at) = self.free_buffers.iter().position(|free| *free == buffer) else { return false };
+        self.free_buffers.swap_remove(at);
+        self.set_aside += 1;
+        true
+    }
+
     /// What tells whether the page at `address`, which was seen in the target and counts as outside, is outside: installing it
     /// is refused if not. None where it does not count as outside. [`Pager::installed_ahead`] is next.
     pub fn doubt(&mut self, target: TargetId, address: Address) -> Option<Plan> {

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use spillway_core::pager::{Outcome, Stop};
 use spillway_core::{Address, PAGE_BYTES_U64, Page, Span, TargetId};
 
+use crate::driver::Joined;
 use crate::error::Error;
 use crate::pins::{FilePages, Pins};
 use crate::procfs::FileId;
@@ -26,7 +27,9 @@ use crate::sys::pagemap::{FrameFlags, Pagemap};
 use crate::sys::procmap::ProcMap;
 use crate::sys::uffd::{Uffd, new_of_our_own};
 use crate::sys::window::{Window, next_data, punch};
+use crate::tally::Tally;
 use crate::target::WAITING_ROOM;
+use crate::watcher::InheritedCommons;
 
 /// How long it is waited for that pages of a commons may leave that is new, or that somebody new has mapped.
 const AWAITED_NS: u64 = 1_000_000_000;
@@ -328,6 +331,12 @@ impl Commons {
         Backing { file: Arc::clone(&self.file), home: self.home.span().start, may_be_open: self.may_be_open }
     }
 
+    /// What a watcher must know of it that did not find it.
+    pub fn inherited(&self, id: TargetId, tally: Arc<Tally>) -> InheritedCommons {
+        let joined = Joined { commons: id, home: self.span().start };
+        InheritedCommons { id: self.id, joined, file: Arc::clone(&self.file), tally }
+    }
+
     /// What every view shows of `home`.
     pub fn shown(&self, home: Span) -> impl Iterator<Item = (&View, Span)> {
         self.views.iter().filter_map(move |view| Some((view, view.part(home)?)))
@@ -357,6 +366,13 @@ impl Commons {
             // Where mappings are changing, who waits is heard of and told then.
             let _ = view.uffd.protect(part, false);
         }
+    }
+
+    /// Nobody may have or write to these pages until [`Commons::end_leaving`]: they may be taken out yet.
+    pub fn hold(&mut self, homes: impl Iterator<Item = Span>) {
+        self.leaving.extend(homes);
+        self.unprotected = self.views.clone();
+        self.protect_late();
     }
 
     /// Protects what is on its way out in views that came since, as soon as mappings are at rest there.

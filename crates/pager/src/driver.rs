@@ -55,11 +55,12 @@ pub use commons::Joined;
 use departure::Leaving;
 use eviction::{WRITES_PER_TURN, Yield};
 use hands::{Hands, index, to_handle};
+pub use held_up::DEPUTY_NAME;
 use held_up::Deputy;
 use journeys::Journeys;
 use release::Release;
 pub use start::Wires;
-pub use takeover::Heir;
+pub use takeover::{CommonsHeir, Heir};
 use tape::Tape;
 
 /// Page buffers: what is captured and not yet stored. 4 MiB, of which a small budget uses a part.

@@ -3,6 +3,8 @@
 //! It is in the vault's private words. What counts is one store of a word each, after what it vouches for. The reader
 //! believes none of it: numbers are checked by what they are used for, and a target that cannot be reached is passed over.
 
+mod commons;
+
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -21,7 +23,9 @@ use crate::sys::message::MESSAGES;
 use crate::tally::Tally;
 use crate::{Choice, Local};
 
-/// Targets that can be written down at one time: what there is room for.
+pub use commons::FoundCommons;
+
+/// Targets that can be written down at one time, files of shared memory among them: what there is room for.
 pub const TARGETS: usize = 250;
 const RECORD_WORDS: usize = 1024;
 const RECORDS_AT: usize = 2048;
@@ -42,6 +46,9 @@ const SHARED_MEMORY: usize = LEAST_MAPPING + 1;
 const POOL: usize = 128;
 const POOL_WORDS: usize = 512;
 const _: () = assert!(SHARED_MEMORY < POOL);
+/// What threads were about to remove when messages were last read: how many spans, then each.
+const REMOVALS: usize = POOL + POOL_WORDS;
+const REMOVALS_MAX: usize = (RECORDS_AT - REMOVALS - 1) / 2;
 
 // Words of a target.
 const WHO: usize = 0;
@@ -62,6 +69,8 @@ const MERGING: usize = 14;
 const ORDERED: usize = 15;
 const BATCH: usize = 16;
 const BATCH_RUNS: usize = 17;
+/// It is a file of shared memory; the words that follow are of those alone (`estate/commons.rs`).
+const COMMONS: usize = 18;
 const RUNS: usize = 32;
 const _: () = assert!(RUNS + BATCH_PAGES * 3 <= RECORD_WORDS);
 
@@ -285,14 +294,22 @@ impl Estate {
         self.slots().find(|slot| self.get(slot + WHO) == u64::from(id.0) + 1)
     }
 
+    /// A slot for a target of that tree, which is not valid yet.
+    fn slot_for(&self, id: TargetId, tally: &Tally) -> Option<usize> {
+        let slot = self.slot_of(id).or_else(|| self.slots().find(|slot| self.get(slot + WHO) == 0))?;
+        self.set(slot + WHO, 0);
+        self.set(slot + BATCH, 0);
+        self.set(slot + TREE, u64::from(tally.tree.0) | u64::from(tally.root.0.cast_unsigned()) << 32);
+        self.set(slot + ROOT_BORN, tally.root.1);
+        self.set(slot + WEIGHT, 0);
+        Some(slot)
+    }
+
     /// This target has this agent. False when there is no room for it.
     pub fn add(&self, id: TargetId, agent: &Agent, started: u64, tally: &Tally) -> bool {
         let Some(kept) = agent.kept else { return false };
-        let Some(slot) = self.slot_of(id).or_else(|| self.slots().find(|slot| self.get(slot + WHO) == 0)) else {
-            return false;
-        };
-        self.set(slot + WHO, 0);
-        self.set(slot + BATCH, 0);
+        let Some(slot) = self.slot_for(id, tally) else { return false };
+        self.set(slot + COMMONS, 0);
         self.set(slot + PROCESS, pair(agent.pid, agent.thread));
         self.set(slot + KNOWN_AS, pair(agent.known_as, agent.uffd));
         self.set(slot + KEPT, pair(kept.socket, kept.memory));
@@ -301,9 +318,6 @@ impl Estate {
         self.set(slot + CODE, agent.layout.code.0);
         self.set(slot + INSTRUCTION, agent.instruction());
         self.set(slot + BORN, started);
-        self.set(slot + TREE, u64::from(tally.tree.0) | u64::from(tally.root.0.cast_unsigned()) << 32);
-        self.set(slot + ROOT_BORN, tally.root.1);
-        self.set(slot + WEIGHT, 0);
         self.set(slot + MERGING, 0);
         self.set(slot + ORDERED, 0);
         self.set(slot + WHO, u64::from(id.0) + 1);
@@ -370,8 +384,26 @@ impl Estate {
         self.slots().filter_map(|slot| self.found(slot)).collect()
     }
 
+    fn who(&self, slot: usize) -> Option<TargetId> {
+        Some(TargetId(u32::try_from(self.get(slot + WHO).checked_sub(1)?).ok()?))
+    }
+
+    fn tree(&self, slot: usize) -> (TreeId, (i32, u64)) {
+        let (tree, root) = halves(self.get(slot + TREE));
+        (TreeId(tree.cast_unsigned()), (root, self.get(slot + ROOT_BORN)))
+    }
+
+    /// Without a weight there was none.
+    fn share(&self, slot: usize) -> Share {
+        let (min_pages, max_pages) = (self.get(slot + MIN_PAGES), self.get(slot + MAX_PAGES));
+        match u32::try_from(self.get(slot + WEIGHT)) {
+            Ok(weight @ 1..) if min_pages <= max_pages => Share { min_pages, max_pages, weight },
+            _ => Share::default(),
+        }
+    }
+
     fn found(&self, slot: usize) -> Option<Found> {
-        let id = TargetId(u32::try_from(self.get(slot + WHO).checked_sub(1)?).ok()?);
+        let id = self.who(slot).filter(|_| self.get(slot + COMMONS) == 0)?;
         let ((pid, thread), (known_as, uffd)) = (halves(self.get(slot + PROCESS)), halves(self.get(slot + KNOWN_AS)));
         let (socket, memory) = halves(self.get(slot + KEPT));
         let page = |at: usize| Some(Address(self.get(slot + at))).filter(|at| at.0 < 1 << 47 && at.page() == *at);
@@ -379,14 +411,7 @@ impl Estate {
         let scratch = staging.plus_pages(BATCH_PAGES as u64);
         let layout = Layout { staging, scratch, control: page(CONTROL)?, code: page(CODE)? };
         let (instruction, started) = (self.get(slot + INSTRUCTION), self.get(slot + BORN));
-        let (tree, root) = halves(self.get(slot + TREE));
-        let (tree, root) = (TreeId(tree.cast_unsigned()), (root, self.get(slot + ROOT_BORN)));
-        let (min_pages, max_pages) = (self.get(slot + MIN_PAGES), self.get(slot + MAX_PAGES));
-        // Without a weight there was none.
-        let share = match u32::try_from(self.get(slot + WEIGHT)) {
-            Ok(weight @ 1..) if min_pages <= max_pages => Share { min_pages, max_pages, weight },
-            _ => Share::default(),
-        };
+        let ((tree, root), share) = (self.tree(slot), self.share(slot));
         let merging = match self.get(slot + MERGING) {
             1 => Merging::Ours,
             2 => Merging::Its,

@@ -152,15 +152,17 @@ impl Pager {
         store: Box<dyn Inheritance>,
     ) -> Result<Self, Error> {
         crate::doctor::usable()?;
-        let (root, estate, heirs, claim) = remains.into_parts();
+        let (root, estate, heirs, commons, claim) = remains.into_parts();
         let (is_daemon, choice) = (estate.is_daemon(), estate.choice());
         let next_tree = heirs.iter().map(|heir| heir.found.tree.0 + 1).max().unwrap_or(0);
         let inherited: Vec<Inherited> = heirs.iter().map(Inherited::of).collect();
+        let (tell, told) = channel();
         let make = {
             let estate = estate.clone();
             move |budget, wires| {
-                let driver = Driver::take_over(budget, replacement, store, estate, heirs, wires);
-                driver.map(|driver| driver.choose(choice))
+                let driver = Driver::take_over(budget, replacement, store, estate, heirs, commons, wires)?;
+                let _ = tell.send(driver.inherited_commons());
+                Ok(driver.choose(choice))
             }
         };
         estate.claim(local, replacement);
@@ -170,7 +172,8 @@ impl Pager {
             Self::begin(root, None, OnPagerDeath::HoldTarget, local, choice, replacement, Some(estate), make)?;
         pager.next_tree = AtomicU32::new(next_tree);
         pager.stays = is_daemon;
-        let _ = pager.requests.send(Request::TakeOver(inherited));
+        let commons = told.recv().unwrap_or_default();
+        let _ = pager.requests.send(Request::TakeOver(inherited, commons));
         Ok(pager)
     }
 

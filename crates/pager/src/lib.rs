@@ -12,7 +12,7 @@ mod commons;
 mod doctor;
 mod driver;
 mod error;
-mod estate;
+pub mod estate;
 pub mod handed;
 mod handle;
 mod kernel_file;
@@ -184,8 +184,7 @@ pub struct Snapshot {
     pub merged_profit_bytes: i64,
     /// Why the kernel would not merge what it was asked to, if it ever would not.
     pub share_refused: Option<String>,
-    /// Whether no other pager could take over now: there is shared memory, or so many processes or mappings that what it must know has
-    /// no room.
+    /// Whether no other pager could take over now: there are so many processes or mappings that what it must know has no room.
     pub unheritable: bool,
     /// Files of memory that processes share which are managed,
     pub shared_files: u64,

@@ -254,7 +254,12 @@ pub fn is_for_want_of(error: &io::Error) -> bool {
 
 /// Whether `thread` of `pid` is an agent, of whichever pager.
 pub fn is_agent(pid: i32, thread: i32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/task/{thread}/comm")).is_ok_and(|name| name.trim_end() == AGENT_NAME)
+    thread_name(pid, thread).is_some_and(|name| name == AGENT_NAME)
+}
+
+/// What a thread is called.
+pub fn thread_name(pid: i32, thread: i32) -> Option<String> {
+    fs::read_to_string(format!("/proc/{pid}/task/{thread}/comm")).ok().map(|name| name.trim_end().to_owned())
 }
 
 /// What `/proc` says of a process's memory; nothing when it has none.
@@ -273,13 +278,39 @@ pub(crate) fn read_short(path: &str) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes[..count]).into_owned())
 }
 
+fn is_file(about: &fs::Metadata, id: FileId) -> bool {
+    let device = (rustix::fs::major(about.dev()), rustix::fs::minor(about.dev()));
+    id == FileId { device, inode: about.ino() }
+}
+
+/// Opens the file that `pid` has mapped there.
+///
+/// # Errors
+/// Without the rights, or where that mapping is gone.
+pub fn open_mapped(pid: i32, Span { start, end }: Span) -> io::Result<fs::File> {
+    fs::File::options().read(true).write(true).open(format!("/proc/{pid}/map_files/{:x}-{:x}", start.0, end.0))
+}
+
+/// Opens a file that any of `pids` has mapped, or open.
+pub fn open_of(id: FileId, pids: &[i32]) -> Option<fs::File> {
+    let is_it = |file: &fs::File| file.metadata().is_ok_and(|about| is_file(&about, id));
+    let mapped = |pid: &i32| {
+        let its = mappings(*pid).ok()?.into_iter().filter(|mapping| mapping.file == Some(id));
+        its.filter_map(|mapping| open_mapped(*pid, mapping.span).ok()).find(is_it)
+    };
+    let open = |pid: &i32| {
+        let living = living_thread(*pid)?;
+        let mut entries = fs::read_dir(format!("/proc/{living}/fd")).ok()?.flatten();
+        let entry = entries.find(|entry| fs::metadata(entry.path()).is_ok_and(|about| is_file(&about, id)))?;
+        fs::File::options().read(true).write(true).open(entry.path()).ok().filter(is_it)
+    };
+    pids.iter().find_map(mapped).or_else(|| pids.iter().find_map(open))
+}
+
 /// Whether any process but this one has a file open, or mapped, or may have: where we could not ask.
 pub fn is_open_elsewhere(id: FileId) -> bool {
     let own = std::process::id().cast_signed();
-    let is_it = |about: fs::Metadata| {
-        let device = (rustix::fs::major(about.dev()), rustix::fs::minor(about.dev()));
-        id == FileId { device, inode: about.ino() }
-    };
+    let is_it = |about: fs::Metadata| is_file(&about, id);
     let has = |pid: i32| -> io::Result<bool> {
         let living = living_thread(pid).unwrap_or(pid);
         let mut open = if_asked(fs::read_dir(format!("/proc/{living}/fd")))?.into_iter().flatten().flatten();

@@ -14,7 +14,7 @@ use spillway_core::policy::Settings;
 use spillway_store::vault::{self, Claim, Vault};
 
 use crate::adopt::Agent;
-use crate::driver::Heir;
+use crate::driver::{CommonsHeir, DEPUTY_NAME, Heir};
 use crate::error::Error;
 use crate::estate::{Estate, Found};
 use crate::merging::Merging;
@@ -23,6 +23,7 @@ use crate::sys::fd::{Heard, receive_byte};
 use crate::sys::process::{effective_user, pidfd_of_thread, take_fd, unread};
 use crate::sys::ptrace::Seized;
 use crate::sys::uffd::Uffd;
+use crate::sys::window::is_memory;
 use crate::tally::Tally;
 use crate::target::POPULATE_WRITE;
 use crate::watcher::Inherited;
@@ -34,11 +35,15 @@ const IDLE_WITHIN: Duration = Duration::from_secs(2);
 /// How long whoever takes over may take until it says that it serves: its servers are asked before that.
 const CLAIMED_WITHIN: Duration = Duration::from_secs(10);
 
+/// How often it is tried to open a file that is mapped.
+const OPENED_WITHIN_LOOKS: u32 = 5;
+
 /// See the module's documentation.
 pub struct Remains {
     root: i32,
     estate: Estate,
     heirs: Vec<Heir>,
+    commons: Vec<CommonsHeir>,
     claim: Claim,
 }
 
@@ -75,8 +80,10 @@ fn living_pager(estate: &Estate) -> Option<i32> {
     loop {
         let stat = procfs::stat(pid).ok().filter(|stat| stat.started == started)?;
         let is_dead = matches!(stat.state, b'Z' | b'X');
-        // A thread that is being killed may be in its last system call: it may still read a message, and we would not see it.
-        let ends = is_dead && procfs::threads(pid).is_ok_and(|threads| threads.len() > 1);
+        // A thread that is being killed may be in its last system call: it may still read a message, and we would not see it. The
+        // one that makes calls on files reads none, and may be held up by who waits for us.
+        let ends =
+            is_dead && procfs::threads(pid).is_ok_and(|all| all.iter().any(|&it| it != pid && !is_deputy(pid, it)));
         if !ends || begun.elapsed() > IDLE_WITHIN {
             return (!is_dead || ends).then_some(pid);
         }
@@ -169,7 +176,8 @@ impl Remains {
             return Err(Error::Foreign { pid, why: "it names no process that lives".into() });
         }
         let root = if heirs.iter().any(|heir| heir.found.pid == pid) { pid } else { heirs[0].found.pid };
-        Ok(Self { root, estate, heirs, claim })
+        let commons = commons_of(&estate, &heirs, pid)?;
+        Ok(Self { root, estate, heirs, commons, claim })
     }
 
     /// Whether a daemon has left it.
@@ -215,9 +223,39 @@ impl Remains {
     }
 
     /// The claim is to be held until the estate names this process.
-    pub(crate) fn into_parts(self) -> (i32, Estate, Vec<Heir>, Claim) {
-        (self.root, self.estate, self.heirs, self.claim)
+    pub(crate) fn into_parts(self) -> (i32, Estate, Vec<Heir>, Vec<CommonsHeir>, Claim) {
+        (self.root, self.estate, self.heirs, self.commons, self.claim)
     }
+}
+
+/// Files of memory that were managed. One that nobody has any more is gone, and all pages of it.
+fn commons_of(estate: &Estate, heirs: &[Heir], pid: i32) -> Result<Vec<CommonsHeir>, Error> {
+    let mut pids: Vec<i32> = heirs.iter().map(|heir| heir.found.pid).collect();
+    if estate.vault().owner().is_ok_and(|owner| owner == effective_user()) {
+        // Somebody else may have it open.
+        pids.extend(procfs::processes().unwrap_or_default());
+    }
+    let mut all = Vec::new();
+    for found in estate.commons() {
+        // Mappings may change between two looks.
+        match (0..OPENED_WITHIN_LOOKS).find_map(|_| procfs::open_of(found.file, &pids)).filter(is_memory) {
+            Some(file) => {
+                let known = heirs.iter().map(|heir| &heir.tally).find(|tally| tally.tree == found.tree);
+                let tally = known.map_or_else(|| Tally::new(found.tree, found.root, found.share, false), Arc::clone);
+                all.push(CommonsHeir { found, file: Arc::new(file), tally });
+            }
+            None if procfs::is_open_elsewhere(found.file) => {
+                return Err(Error::Foreign { pid, why: "memory that it shares with others cannot be opened".into() });
+            }
+            None => {}
+        }
+    }
+    Ok(all)
+}
+
+/// Whether a thread of a pager makes calls on files of memory, and nothing else.
+fn is_deputy(pid: i32, thread: i32) -> bool {
+    procfs::thread_name(pid, thread).is_some_and(|name| name == DEPUTY_NAME)
 }
 
 /// The right to take over, which nobody who lives has: two that did would write over each other's pages.

@@ -41,6 +41,7 @@ use crate::watchdog::Watchdog;
 use crate::{Choice, Local, OnPagerDeath};
 
 use commons::Common;
+pub use commons::InheritedCommons;
 use departure::{Leaving, LetGo};
 use forks::Orphan;
 use looks::LOOK_SOONEST;
@@ -59,8 +60,8 @@ pub enum Request {
         /// For the answer.
         reply: Sender<Result<(), Error>>,
     },
-    /// Watch these, whose agents were found, and look at all of their memory.
-    TakeOver(Vec<Inherited>),
+    /// Watch these, whose agents were found, and look at all of their memory; with what they share.
+    TakeOver(Vec<Inherited>, Vec<InheritedCommons>),
     /// Manage what a monitor has handed over; the answer is sent back.
     TakeIn(Box<Placed>, Sender<Result<(), Error>>),
     /// And what was plugged into its guest since; the answer is sent back.
@@ -237,7 +238,11 @@ impl Watcher {
             Request::Adopt { tally, at_once, reply } => {
                 let _ = reply.send(self.plant(&tally, at_once));
             }
-            Request::TakeOver(inherited) => inherited.into_iter().for_each(|it| self.take_over(it)),
+            Request::TakeOver(inherited, commons) => {
+                // What is mapped of it is not to be taken for something new.
+                commons.into_iter().for_each(|it| self.add_common(it));
+                inherited.into_iter().for_each(|it| self.take_over(it));
+            }
             Request::TakeIn(placed, reply) => {
                 let _ = reply.send(self.take_in(*placed));
             }

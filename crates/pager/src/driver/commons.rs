@@ -57,18 +57,28 @@ impl Driver {
     }
 
     /// A commons that was not known.
-    fn found_commons(&mut self, (commons, uffd): (Commons, Uffd), tally: Arc<Tally>) -> TargetId {
-        let (id, own) = (self.core.add_target(), std::process::id().cast_signed());
+    fn found_commons(&mut self, of: (Commons, Uffd), tally: Arc<Tally>) -> TargetId {
+        let id = self.core.add_target();
         self.core.assign(id, tally.tree, tally.share());
-        self.core.add_region(id, commons.span());
+        self.core.add_region(id, of.0.span());
+        self.write_down_commons(id, &of.0, &tally);
+        self.add_commons(id, of, tally, false);
+        id
+    }
+
+    /// `doubtful`: taken over from another pager.
+    pub(super) fn add_commons(
+        &mut self,
+        id: TargetId,
+        (commons, uffd): (Commons, Uffd),
+        tally: Arc<Tally>,
+        doubtful: bool,
+    ) {
+        let own = std::process::id().cast_signed();
         let pagemap = Pagemap::open(own).ok();
         let target = Target::new(id, own, uffd, None, tally);
-        self.add(Target { handed: true, pagemap, commons: Some(Box::new(commons)), ..target });
-        // What its processes are to find in it is known to this pager alone.
-        self.unrecorded.push(id);
-        self.core.forsake(true);
+        self.add(Target { handed: true, pagemap, doubtful, commons: Some(Box::new(commons)), ..target });
         self.commons.push(id);
-        id
     }
 
     pub(super) fn common(&self, id: TargetId) -> Option<&Commons> {
@@ -90,7 +100,7 @@ impl Driver {
     }
 
     /// Whether a target has mapped any of it.
-    fn sees_commons(&self, id: TargetId) -> bool {
+    pub(super) fn sees_commons(&self, id: TargetId) -> bool {
         self.commons.iter().any(|&commons| self.common(commons).is_some_and(|commons| commons.is_seen_by(id)))
     }
 
@@ -113,7 +123,14 @@ impl Driver {
 
     /// Whether every mapping of a commons is a view of it: without, nothing leaves.
     pub(super) fn open_commons(&mut self, id: TargetId, is_ready: bool) {
-        self.common_mut(id).into_iter().for_each(|commons| commons.open(is_ready));
+        let Some(target) = self.target(id) else { return };
+        // By then all that is there was told.
+        target.doubtful &= !is_ready;
+        let Some(commons) = &mut target.commons else { return };
+        commons.open(is_ready);
+        if is_ready && commons.views.is_empty() {
+            let _ = self.reports.send(Request::Report(Report::Deserted(id)));
+        }
     }
 
     /// Where a fault belongs: to a commons, if its address shows one. None if that cannot be told now: it waits.
@@ -169,6 +186,7 @@ impl Driver {
         let (uffd, pid) = (target.uffd.clone(), Some(target.pid).filter(|pid| *pid > 0));
         let mut outlook = target.outlook.take().unwrap_or_else(|| Outlook::of(&uffd));
         let most = outlook.look(&uffd, pid, || self.relatives()).min(MESSAGES);
+        self.hands.estate.iter().for_each(|estate| estate.set_removals(outlook.removals()));
         if let Some(target) = &mut self.targets[at] {
             target.outlook = Some(outlook);
         }
@@ -181,6 +199,7 @@ impl Driver {
         let pid = Some(target.pid).filter(|pid| *pid > 0);
         let Some(mut outlook) = target.outlook.take() else { return };
         outlook.look_late(pid, || self.relatives());
+        self.hands.estate.iter().for_each(|estate| estate.set_removals(outlook.removals()));
         if let Some(target) = &mut self.targets[at] {
             target.outlook = Some(outlook);
         }
@@ -321,11 +340,16 @@ impl Driver {
 
     /// Mappings of a target have changed: what it sees now.
     pub(super) fn look_at_views(&mut self, at: usize) {
+        if self.targets[at].as_ref().is_some_and(|target| self.sees_commons(target.id)) {
+            self.look_for_views(at);
+            self.tell_deserted();
+        }
+    }
+
+    /// Asks what a target sees.
+    pub(super) fn look_for_views(&mut self, at: usize) {
         let Some(target) = &self.targets[at] else { return };
         let (id, uffd) = (target.id, target.uffd.clone());
-        if !self.sees_commons(id) {
-            return;
-        }
         let Some(procmap) = &target.procmap else { return };
         let (mut mappings, mut from) = (Vec::new(), Address(0));
         while let Ok(Some(mapping)) = procmap.at_or_behind(from) {
@@ -343,7 +367,6 @@ impl Driver {
                 }
             }
         }
-        self.tell_deserted();
     }
 
     /// The views that a target had are no more.

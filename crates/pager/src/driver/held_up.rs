@@ -26,6 +26,8 @@ use crate::watcher::Request;
 /// For how long calls are waited for at once, and for how much longer for each of them: one that nobody holds up takes some 5 us.
 const PATIENCE: Duration = Duration::from_micros(300);
 const PATIENCE_EACH: Duration = Duration::from_micros(10);
+/// What that thread is called.
+pub const DEPUTY_NAME: &str = "files";
 /// Calls are short, and so is their stack; all of it is locked.
 const STACK_BYTES: usize = 128 << 10;
 
@@ -56,7 +58,7 @@ impl Deputy {
                 to_make.into_iter().for_each(|call| call());
             };
             // Without it the channel is closed.
-            let _ = std::thread::Builder::new().name("files".into()).stack_size(STACK_BYTES).spawn(work);
+            let _ = std::thread::Builder::new().name(DEPUTY_NAME.into()).stack_size(STACK_BYTES).spawn(work);
             calls
         });
         if let Err(unsent) = to.send(calls) {

@@ -5,8 +5,8 @@ use spillway_core::page::{BufferIndex, State};
 use spillway_core::{Page, Span, TargetId};
 use spillway_store::is_zero;
 
-use super::Driver;
 use super::buffers::Buffer;
+use super::{Driver, index};
 use crate::commons::{Backing, Taken, View};
 use crate::sys::agent::BATCH_PAGES;
 use crate::sys::clock::now_ns;
@@ -17,6 +17,8 @@ struct Outgoing {
     run: Run,
     buffers: Vec<(BufferIndex, Buffer)>,
     taken: Taken,
+    /// The number by which the first of them is written down, if they are.
+    noted: Option<usize>,
 }
 
 impl Outgoing {
@@ -58,6 +60,7 @@ impl Driver {
             if outgoing.is_empty() {
                 continue;
             }
+            self.note_leaving(id, &mut outgoing);
             let spans = outgoing.iter().map(Outgoing::home).collect();
             let mut outgoing = outgoing.into_iter();
             self.call_on(id, file.clone(), spans, Backing::punch, move |driver, is_out| {
@@ -95,7 +98,7 @@ impl Driver {
             let pages = alike.len() as u64;
             let run = Run { address: run.address.plus_pages(nth), page: run.page.plus(nth), pages };
             let buffers = buffers.by_ref().take(alike.len()).collect();
-            pieces.push(Outgoing { run, buffers, taken: alike[0] });
+            pieces.push(Outgoing { run, buffers, taken: alike[0], noted: None });
             nth += pages;
         }
         (pieces, odd)
@@ -104,7 +107,7 @@ impl Driver {
     /// Says what became of pages of a run.
     fn end_leaving(&mut self, id: TargetId, piece: Outgoing) {
         self.common_mut(id).into_iter().for_each(|commons| commons.end_leaving(piece.home()));
-        let Outgoing { run, buffers, taken } = piece;
+        let Outgoing { run, buffers, taken, noted } = piece;
         match taken {
             Taken::Out => {
                 self.outgone.0 += run.pages;
@@ -134,6 +137,21 @@ impl Driver {
             if is_wanted {
                 self.core.read(page, buffer, bytes);
             }
+        }
+        if let (Some(first), Some(estate)) = (noted, &self.hands.estate) {
+            estate.end_leaving(id, first, index(run.pages));
+        }
+    }
+
+    /// Writes down where the bytes of pages are that are about to be nowhere else.
+    fn note_leaving(&self, id: TargetId, outgoing: &mut [Outgoing]) {
+        let Some(estate) = &self.hands.estate else { return };
+        let mut next = 0;
+        for piece in outgoing {
+            piece.noted = Some(next);
+            let pages = (0..).map(|nth| piece.run.page.plus(nth)).zip(piece.buffers.iter().map(|(index, _)| *index));
+            estate.begin_leaving(id, next, pages);
+            next += piece.buffers.len();
         }
     }
 }

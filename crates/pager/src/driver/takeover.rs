@@ -1,6 +1,8 @@
 //! Taking over from a pager that was killed. What is believed of what it has left, and why that is enough:
 //! [`spillway_core::lasting`], docs/decisions/0021.
 
+mod commons;
+
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Acquire;
@@ -22,6 +24,8 @@ use crate::sys::message::MESSAGES;
 use crate::sys::uffd::{Message, Uffd};
 use crate::tally::Tally;
 use crate::target::{Flight, Target};
+
+pub use commons::CommonsHeir;
 
 /// A target that was found, with its agent.
 pub struct Heir {
@@ -48,6 +52,7 @@ impl Driver {
         mut store: Box<dyn Inheritance>,
         estate: Estate,
         heirs: Vec<Heir>,
+        commons: Vec<CommonsHeir>,
         wires: Wires,
     ) -> Result<Self, Error> {
         let batches: Vec<Run> =
@@ -65,14 +70,21 @@ impl Driver {
         store.all_counted();
         let mut driver = Self::with(core, replacement, store, Some(estate), wires);
         driver.succeeds = true;
-        let known: Vec<TargetId> = heirs.iter().map(|heir| heir.found.id).collect();
+        let processes = heirs.iter().map(|heir| heir.found.id);
+        let known: Vec<TargetId> = processes.chain(commons.iter().map(|heir| heir.found.id)).collect();
         for id in (0..driver.core.targets()).map(TargetId).filter(|id| !known.contains(id)) {
             driver.core.ended(id);
             driver.core.reuse(id);
         }
+        // What was on its way out of these is in buffers that others may take.
+        let mut leaving = Vec::new();
+        for heir in commons.into_iter().filter(|heir| heir.found.id.0 < driver.core.targets()).collect::<Vec<_>>() {
+            leaving.extend(driver.take_up_commons(heir)?);
+        }
         for heir in heirs.into_iter().filter(|heir| heir.found.id.0 < driver.core.targets()).collect::<Vec<_>>() {
             driver.take_up(heir);
         }
+        driver.settle_commons(leaving);
         driver.replay();
         for target in driver.targets.iter().flatten() {
             target.uffd.wake_all();
@@ -149,6 +161,7 @@ impl Driver {
         let (id, first) = estate.last_inbox();
         let at = id.0 as usize;
         let done = self.core.last_event();
+        self.remember_removals(id, &estate);
         for nth in 0..MESSAGES {
             let words: &[AtomicU64] = &estate.inbox()[nth * 4..][..4];
             let message = Message::from_words(std::array::from_fn(|word| words[word].load(Acquire)));
@@ -170,18 +183,22 @@ impl Driver {
     pub(super) fn write_down(&mut self, id: TargetId, agent: &Agent, tally: &Tally) {
         let Some(estate) = &self.hands.estate else { return };
         let started = crate::procfs::stat(agent.pid).map_or(0, |stat| stat.started);
-        self.unrecorded.retain(|other| *other != id);
-        if !estate.add(id, agent, started, tally) {
-            // As long as it is there, nobody could take over all.
-            self.unrecorded.push(id);
-        }
-        self.core.forsake(!self.unrecorded.is_empty());
+        let is_recorded = estate.add(id, agent, started, tally);
+        self.note_recorded(id, is_recorded);
+        let Some(estate) = &self.hands.estate else { return };
         if let Some(share) = self.core.share_of(id) {
             estate.set_share(id, share);
         }
         if let Some(target) = self.targets.get(id.0 as usize).and_then(Option::as_ref) {
             estate.set_merging(id, target.merging);
         }
+    }
+
+    /// Whether a target is written down. As long as one is there that is not, nobody could take over all.
+    fn note_recorded(&mut self, id: TargetId, is_recorded: bool) {
+        self.unrecorded.retain(|other| *other != id);
+        self.unrecorded.extend((!is_recorded).then_some(id));
+        self.core.forsake(!self.unrecorded.is_empty());
     }
 
     /// Its record is not needed any more.
@@ -194,7 +211,9 @@ impl Driver {
 
     /// Whether another pager could take over now. Who has no agent has nobody else who keeps its userfaultfd.
     pub(super) fn can_be_outlived(&self) -> bool {
-        self.core.can_be_taken_over() && self.targets.iter().flatten().all(|target| target.agent.is_some())
+        let is_kept = |target: &Target| target.agent.is_some() || target.commons.is_some();
+        // A call that is held up outlives its process, which whoever takes over would have to wait for.
+        self.core.can_be_taken_over() && self.targets.iter().flatten().all(is_kept) && !self.deputy.is_held_up()
     }
 
     /// A scan saw these pages. Those that count as outside are looked at more closely, if this pager has just taken over.

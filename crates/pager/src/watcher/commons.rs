@@ -35,6 +35,18 @@ const LOOK_SHARE: u32 = 20;
 /// How long it is waited for what is there of a file, before other things are looked at again.
 const FIND_WITHIN: Duration = Duration::from_millis(20);
 
+/// A file of memory, managed by the fault thread.
+pub struct InheritedCommons {
+    /// Which file.
+    pub id: FileId,
+    /// What it is to the core.
+    pub joined: Joined,
+    /// The file.
+    pub file: Arc<File>,
+    /// What is told of the tree that it belongs to.
+    pub tally: Arc<Tally>,
+}
+
 /// A file of memory that is managed.
 pub(super) struct Common {
     id: FileId,
@@ -81,12 +93,9 @@ impl Watcher {
         let file = match known {
             Some(at) => Arc::clone(&self.commons[at].file),
             None => {
-                let Span { start, end } = mapping.span;
-                let path = format!("/proc/{pid}/map_files/{:x}-{:x}", start.0, end.0);
-                match File::options().read(true).write(true).open(path) {
-                    Ok(file) if is_memory(&file) => Arc::new(file),
-                    _ => return false,
-                }
+                let file = procfs::open_mapped(pid, mapping.span).ok().filter(is_memory);
+                let Some(file) = file else { return false };
+                Arc::new(file)
             }
         };
         let Ok(about) = file.metadata() else { return false };
@@ -96,13 +105,18 @@ impl Watcher {
         self.send(Command::Join { target, file: copy, pages, mapping, reply });
         let Some(Some(joined)) = self.hear(&answer) else { return false };
         if known.is_none() {
-            let (agreed, is_ready, refusals, is_deserted) = (0, false, 0, false);
             let tally = self.tally_of(pid, None);
-            let finding = None;
-            self.commons.push(Common { id, joined, file, tally, agreed, is_ready, refusals, is_deserted, finding });
+            self.add_common(InheritedCommons { id, joined, file, tally });
         }
         self.commons.iter_mut().filter(|common| common.id == id).for_each(|common| common.is_deserted = false);
         true
+    }
+
+    /// What is managed from now on.
+    pub(super) fn add_common(&mut self, InheritedCommons { id, joined, file, tally }: InheritedCommons) {
+        let (agreed, is_ready, refusals, is_deserted) = (0, false, 0, false);
+        let finding = None;
+        self.commons.push(Common { id, joined, file, tally, agreed, is_ready, refusals, is_deserted, finding });
     }
 
     /// Looks for who has mapped what is managed, and manages them as well.

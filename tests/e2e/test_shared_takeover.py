@@ -1,0 +1,172 @@
+"""Memory that several processes have mapped outlives its pager: another takes it over, and no byte is wrong."""
+
+import contextlib
+import os
+import pathlib
+import random
+import signal
+import time
+
+import pytest
+from daemons import Daemon
+from harness import MIB, PEAK_ALLOWANCE, eventually
+from mechanics import NONZERO, Program, registered
+from test_shared import PAGES_A_MIB, SECONDS, SHARED, Family, seed, wrote
+from test_takeover import STOLEN_SECONDS, begin, end, nothing_of_ours, url_of
+
+# A child just forked has nobody who outlives the pager: children stay.
+WITHIN = "without=leave"
+
+
+KILLED = [
+    ("anonymous", "local", []),
+    ("anonymous", "local", ["with=removing"]),
+    ("memfd", "local", []),
+    ("memfd", "tcp", []),
+]
+
+
+@pytest.fixture
+def sharers(build):
+    return build("sharers", "-Wshadow")
+
+
+@pytest.fixture
+def native_family(processes, sharers, tmp_path):
+    return lambda *words: Family(processes, tmp_path, [sharers, *words])
+
+
+@pytest.mark.limit(int(2 * SECONDS + 110))
+@pytest.mark.parametrize(("mode", "pool", "options"), KILLED, ids=lambda it: "-".join(it) if isinstance(it, list) else it)
+def test_pagers_killed_again_and_again(processes, spillway, servers, native_family, mode, pool, options):
+    seconds = max(2 * SECONDS, 8)
+    whole = native_family(mode, 64, 3, seconds, seed(), WITHIN, *options)
+    whole.local = 16
+    pager, _ = begin(processes, spillway, whole.pid, "--local", "16M", "--pool", url_of(servers, pool), SHARED)
+    eventually(whole.is_within_budget, "most of it to leave")
+    chance, stalls = random.Random(), []
+    whole.program.tell("go")
+    deadline = time.monotonic() + seconds - 1
+    while time.monotonic() < deadline:
+        time.sleep(chance.uniform(0.02, 0.5))
+        killed = time.monotonic()
+        end(pager)
+        pager, line = begin(processes, spillway, whole.pid)
+        stalls.append(time.monotonic() - killed)
+    said = []
+    while not said or said[-1] not in ("OK", "BAD"):
+        said.append(whole.program.line(60))
+    assert said[-1] == "OK", said
+    print(f"{len(stalls)} pagers killed, longest without one {max(stalls) * 1e3:.0f} ms")
+    eventually(whole.is_within_budget, "what was used to leave")
+    whole.program.unharmed()
+    spillway.detach(whole.pid)
+    assert pager.wait(20) == 0
+    nothing_of_ours(whole.pid)
+    # What was removed and not touched again is nowhere.
+    assert whole.resident()[1] >= NONZERO * 64 * PAGES_A_MIB and registered(whole.pid) == 0
+    whole.program.unharmed()
+    whole.end()
+    # Others run beside it: how long that takes at rest is judged by test_takeover.py.
+    assert len(stalls) >= 5 and max(stalls) < STOLEN_SECONDS, stalls
+
+
+def test_upgrade_while_it_works(processes, spillway, native_family):
+    whole = native_family("memfd", 64, 3, 6, seed(), WITHIN)
+    whole.local = 16
+    pager, _ = begin(processes, spillway, whole.pid, "--local", "16M", SHARED)
+    eventually(whole.is_within_budget, "most of it to leave")
+    whole.program.tell("go")
+    for _ in range(3):
+        time.sleep(0.5)
+        old, (pager, _) = pager, begin(processes, spillway, whole.pid, verb="upgrade")
+        assert old.wait(10) == 0
+    said = []
+    while not said or said[-1] not in ("OK", "BAD"):
+        said.append(whole.program.line(60))
+    assert said[-1] == "OK", said
+    spillway.detach(whole.pid)
+    assert pager.wait(20) == 0
+    nothing_of_ours(whole.pid)
+    whole.end()
+
+
+def said_of(pid):
+    """What `/proc` says of each thread of a process, as far as it is there."""
+    for stat in pathlib.Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            yield stat.read_text()
+
+
+@pytest.mark.limit(int(2 * SECONDS + 90))
+@pytest.mark.parametrize("source", ["private", "shared"])
+def test_who_writes_to_a_memfd_as_its_pager_is_killed(processes, spillway, build, source):
+    """Its write has the file's lock, for which a thread of the dead pager waits: that takes pages out yet."""
+    program = Program(processes, [build("writer"), source, 16, 2 * SECONDS]).ready()
+    pager, _ = begin(processes, spillway, program.pid, "--local", "16M", SHARED)
+    eventually(lambda: spillway.find(program.pid)["evicted_pages"] > 1000, "some of it to leave")
+    program.tell("go")
+    deadline, killed, held_up = time.monotonic() + 2 * SECONDS - 1, 0, 0
+    while time.monotonic() < deadline:
+        time.sleep(0.2)
+        pager.send_signal(signal.SIGKILL)
+        # Not all of it: one of its threads may have to wait for who waits for its successor.
+        stat = pathlib.Path(f"/proc/{pager.pid}/stat")
+        eventually(lambda: ") Z " in stat.read_text(), "the pager to die", every=0.001)
+        held_up += "(files) D " in "".join(said_of(pager.pid))
+        last, (pager, _) = pager, begin(processes, spillway, program.pid)
+        last.wait(10)
+        killed += 1
+    assert program.line(int(SECONDS) + 30).startswith("WROTE ") and program.line() == "OK"
+    print(f"{killed} pagers killed, {held_up} of them held up")
+    spillway.detach(program.pid)
+    assert pager.wait(20) == 0 and killed >= 5
+    program.unharmed()
+    program.tell("exit 7")
+    assert program.status() == 7, program.err
+
+
+def test_what_nobody_has_mapped_when_its_pager_is_killed_comes_home(processes, spillway, build):
+    """It is found by the descriptor of it, and is managed again where it is mapped again."""
+    mib, local = 32, 8
+    program = Program(processes, [build("again"), mib]).ready()
+    memfd = next(path for path in pathlib.Path(f"/proc/{program.pid}/fd").iterdir() if "/memfd:again" in os.readlink(path))
+    there = lambda: os.stat(memfd).st_blocks * 512
+    pager, _ = begin(processes, spillway, program.pid, "--local", f"{local}M", SHARED)
+    for _ in range(3):
+        eventually(lambda: there() <= PEAK_ALLOWANCE * local * MIB, "most of it to leave")
+        end(pager)
+        # Nobody hears of that before the next pager does.
+        program.tell("unmap")
+        pager, _ = begin(processes, spillway, program.pid)
+        assert program.line() == "OK"
+        end(pager)
+        pager, _ = begin(processes, spillway, program.pid)
+        eventually(lambda: there() >= NONZERO * mib * MIB, "all of it to come home")
+        program.ask("map")
+        program.unharmed()
+    spillway.detach(program.pid)
+    assert pager.wait(20) == 0
+    program.unharmed()
+
+
+def test_a_daemon_that_is_killed_is_taken_over_by_the_next(processes, spillway, native_family, tmp_path, monkeypatch):
+    directory = tmp_path / "daemon"
+    directory.mkdir(mode=0o700)
+    daemon = Daemon(processes, spillway, directory)
+    monkeypatch.setenv("SPILLWAY_DAEMON", str(daemon.socket))
+    daemon.start("--local", "16M", SHARED)
+    whole = native_family("memfd", 64, 2, 2, seed(), WITHIN)
+    whole.local = 16
+    done = spillway.cli("attach", whole.pid)
+    assert done.returncode == 0, done.stderr
+    for stop in (daemon.kill, lambda: daemon.process.send_signal(signal.SIGHUP)):
+        eventually(whole.is_within_budget, "most of it to leave")
+        stop()
+        daemon.process.wait(10)
+        assert "took 3 processes over" in daemon.start("--local", "16M", SHARED)
+        whole.go(2)
+    done = spillway.cli("detach", whole.pid)
+    assert done.returncode == 0, done.stderr
+    nothing_of_ours(whole.pid)
+    whole.end()
