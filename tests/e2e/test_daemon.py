@@ -236,6 +236,17 @@ def test_what_makes_no_sense_is_refused(processes, spillway, daemon, fill, tmp_p
     target.unharmed()
 
 
+def test_each_is_told_of_its_own_pause(processes, daemon, fill):
+    daemon.start("--local", "48M")
+    target = Program(processes, [fill, 8]).ready()
+    pauses = []
+    for _ in range(10):
+        pauses.append(daemon.done(op="adopt", pid=target.pid)["adopt_pause_us"])
+        daemon.done(op="release", pid=target.pid)
+    # Ten that happen to be in order would be one in three million.
+    assert all(pauses) and pauses != sorted(pauses), pauses
+
+
 @pytest.mark.parametrize(("pool", "rounds"), [("local", 3), ("tcp", 1), ("parity", 1)])
 def test_a_daemon_that_is_killed_is_taken_over_by_the_next(processes, spillway, servers, daemon, fill, pool, rounds):
     daemon.start("--local", "48M", "--pool", url_of(servers, pool))

@@ -41,6 +41,8 @@ pub struct Tally {
     pub share: Mutex<Share>,
     /// Whether the kernel is to merge its pages.
     pub merges: AtomicBool,
+    /// The longest time that a thread of it was stopped for adoption.
+    pub pause_ns: AtomicU64,
     /// Since when it does in any process of it that did not ask for it itself, in ticks since the machine started: what is
     /// forked from then on inherits it. Zero before.
     pub merging_since: AtomicU64,
@@ -104,6 +106,8 @@ pub struct TreeSnapshot {
     pub merged_bytes: u64,
     /// What that saves, less what the kernel needs to remember for it.
     pub merged_profit_bytes: i64,
+    /// Longest time a thread of it was stopped for adoption.
+    pub adopt_pause_us: f64,
 }
 
 /// What is known of a tree.
@@ -148,6 +152,7 @@ impl Tree {
             share_pages,
             merged_bytes: merged.pages * PAGE_BYTES_U64,
             merged_profit_bytes: merged.profit_bytes,
+            adopt_pause_us: get(&self.tally.pause_ns) as f64 / 1e3,
         }
     }
 }

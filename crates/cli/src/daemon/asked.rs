@@ -34,15 +34,14 @@ impl<P: Paging> Service<P> {
         share::change(wanted)?(&mut share);
         let adopted = self.pager().adopt_tree(pid, at_once, share, share_pages);
         // A `spillway run` asks again when it sees another daemon, which may have taken its program over.
-        let is_known = || front > 0 && self.pager().trees().iter().any(|tree| tree.root == pid && !tree.ended);
-        if adopted.is_err() && !is_known() {
+        let known = self.pager().trees().into_iter().find(|tree| tree.root == pid && !tree.ended);
+        if front == 0 || known.is_none() {
             adopted?;
         }
         if front > 0 {
             host.add_run(front, pid);
         }
-        let now = self.pager().snapshot();
-        Ok(json!({ "adopt_pause_us": now.adopt_pause_us }))
+        Ok(json!({ "adopt_pause_us": known.map_or(0.0, |tree| tree.adopt_pause_us) }))
     }
 
     /// Changes what one target may have of local memory.

@@ -128,7 +128,8 @@ impl Watcher {
         let (mut agent, fresh) = adopt::adopt(pid, given, kill, vault, inheritance)?;
         let seized = agent.seized.take();
         let agent_thread = agent.thread;
-        self.shared.pause_ns.fetch_max(agent.pause_ns, Relaxed);
+        let pause_ns = agent.pause_ns;
+        self.shared.pause_ns.fetch_max(pause_ns, Relaxed);
         let system = |error| Error::System { what: "opening the target's page map", error };
         // Without an agent it is told, later, when it faults.
         let pagemap = match told.and_then(|()| Pagemap::open(pid)) {
@@ -142,6 +143,7 @@ impl Watcher {
         };
         let staging = agent.staging_and_scratch();
         let tally = self.tally_of(pid, forked);
+        tally.pause_ns.fetch_max(pause_ns, Relaxed);
         let started = procfs::stat(pid).map_or(0, |stat| stat.started);
         // What had an agent before has called exec.
         let had_agent = self.processes.get(&pid).is_some_and(|process| process.agent != 0);
