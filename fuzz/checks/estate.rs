@@ -49,7 +49,7 @@ fn holds(estate: &Estate) {
         assert!(numbers.len() == commons.leaving.len() && numbers.iter().all(|number| (*number as u64) < BATCH));
         assert!(commons.leaving.iter().all(|(_, page, buffer)| page.0 < 1 << 52 && buffer.0 < 1 << 12));
     }
-    for span in estate.removals() {
-        assert!(span.start < span.end && span.pages() > 0);
+    for removal in estate.removals() {
+        assert!(removal.whole.intersect(removal.shown) == Some(removal.shown) && removal.shown.pages() > 0);
     }
 }

@@ -23,7 +23,7 @@ use crate::sys::message::MESSAGES;
 use crate::tally::Tally;
 use crate::{Choice, Local};
 
-pub use commons::FoundCommons;
+pub use commons::{FoundCommons, NotedRemoval, Punching};
 
 /// Targets that can be written down at one time, files of shared memory among them: what there is room for.
 pub const TARGETS: usize = 250;
@@ -46,9 +46,10 @@ const SHARED_MEMORY: usize = LEAST_MAPPING + 1;
 const POOL: usize = 128;
 const POOL_WORDS: usize = 512;
 const _: () = assert!(SHARED_MEMORY < POOL);
-/// What threads were about to remove when messages were last read: how many spans, then each.
+/// What threads were about to remove when messages were last read: how many there are, then each.
 const REMOVALS: usize = POOL + POOL_WORDS;
-const REMOVALS_MAX: usize = (RECORDS_AT - REMOVALS - 1) / 2;
+const REMOVAL_WORDS: usize = 5;
+const REMOVALS_MAX: usize = (RECORDS_AT - REMOVALS - 1) / REMOVAL_WORDS;
 
 // Words of a target.
 const WHO: usize = 0;

@@ -154,7 +154,8 @@ impl Pager {
         crate::doctor::usable()?;
         let (root, estate, heirs, commons, claim) = remains.into_parts();
         let (is_daemon, choice) = (estate.is_daemon(), estate.choice());
-        let next_tree = heirs.iter().map(|heir| heir.found.tree.0 + 1).max().unwrap_or(0);
+        let trees = heirs.iter().map(|heir| heir.found.tree).chain(commons.iter().map(|heir| heir.found.tree));
+        let next_tree = trees.map(|tree| tree.0 + 1).max().unwrap_or(0);
         let inherited: Vec<Inherited> = heirs.iter().map(Inherited::of).collect();
         let (tell, told) = channel();
         let make = {

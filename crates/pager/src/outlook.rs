@@ -42,11 +42,6 @@ impl Outlook {
         &self.removals
     }
 
-    /// That is what another pager had seen when it read a message.
-    pub fn remember(&mut self, removals: Vec<Span>) {
-        self.removals = removals;
-    }
-
     /// How many messages of process `pid` may be read now: faults, or a change of which it is known what it is of. Of a child just
     /// forked it is not known yet which process it is, and one of `vfork` works in its parent's memory: so `relatives` are looked at as
     /// well. Another of them that removes what it has at these very addresses removes the same.

@@ -2,7 +2,9 @@
 
 use std::fs;
 use std::io::{self, Read as _};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
 
 use spillway_core::{Address, PAGE_BYTES, Span};
 
@@ -299,23 +301,31 @@ pub fn open_of(id: FileId, pids: &[i32]) -> Option<fs::File> {
         its.filter_map(|mapping| open_mapped(*pid, mapping.span).ok()).find(is_it)
     };
     let open = |pid: &i32| {
-        let living = living_thread(*pid)?;
-        let mut entries = fs::read_dir(format!("/proc/{living}/fd")).ok()?.flatten();
-        let entry = entries.find(|entry| fs::metadata(entry.path()).is_ok_and(|about| is_file(&about, id)))?;
-        fs::File::options().read(true).write(true).open(entry.path()).ok().filter(is_it)
+        let path = descriptor_of(id, *pid).ok()??;
+        fs::File::options().read(true).write(true).open(path).ok().filter(is_it)
     };
     pids.iter().find_map(mapped).or_else(|| pids.iter().find_map(open))
 }
 
-/// Whether any process but this one has a file open, or mapped, or may have: where we could not ask.
+/// A descriptor that `pid` has of a file of memory, by its path; no other files are looked at, as they may be of a host that is away.
+fn descriptor_of(id: FileId, pid: i32) -> io::Result<Option<PathBuf>> {
+    let living = living_thread(pid).unwrap_or(pid);
+    let open = if_asked(fs::read_dir(format!("/proc/{living}/fd")))?.into_iter().flatten().flatten();
+    let mut paths = open.map(|entry| entry.path());
+    let is_memory = |path: &Path| {
+        let link = fs::read_link(path).unwrap_or_default();
+        let name = link.as_os_str().as_bytes();
+        name.starts_with(b"/memfd:") || name == ANONYMOUS_SHARED.as_bytes()
+    };
+    Ok(paths.find(|path| is_memory(path) && fs::metadata(path).is_ok_and(|about| is_file(&about, id))))
+}
+
+/// Whether any process but this one has a file of memory open, or mapped, or may have: where we could not ask.
 pub fn is_open_elsewhere(id: FileId) -> bool {
     let own = std::process::id().cast_signed();
-    let is_it = |about: fs::Metadata| is_file(&about, id);
     let has = |pid: i32| -> io::Result<bool> {
-        let living = living_thread(pid).unwrap_or(pid);
-        let mut open = if_asked(fs::read_dir(format!("/proc/{living}/fd")))?.into_iter().flatten().flatten();
         let mapped = if_asked(mappings(pid))?.into_iter().flatten().any(|mapping| mapping.file == Some(id));
-        Ok(mapped || open.any(|entry| fs::metadata(entry.path()).is_ok_and(is_it)))
+        Ok(mapped || descriptor_of(id, pid)?.is_some())
     };
     processes().map_or(true, |pids| pids.into_iter().filter(|pid| *pid != own).any(|pid| has(pid).unwrap_or(true)))
 }

@@ -230,15 +230,22 @@ impl Remains {
 
 /// Files of memory that were managed. One that nobody has any more is gone, and all pages of it.
 fn commons_of(estate: &Estate, heirs: &[Heir], pid: i32) -> Result<Vec<CommonsHeir>, Error> {
-    let mut pids: Vec<i32> = heirs.iter().map(|heir| heir.found.pid).collect();
-    if estate.vault().owner().is_ok_and(|owner| owner == effective_user()) {
-        // Somebody else may have it open.
-        pids.extend(procfs::processes().unwrap_or_default());
+    let (left, mut all) = (estate.commons(), Vec::new());
+    if left.is_empty() {
+        return Ok(all);
     }
-    let mut all = Vec::new();
-    for found in estate.commons() {
+    // Which file is opened, and written to, is not for others to say.
+    if estate.vault().owner().map_err(|error| Error::System { what: "looking at the vault", error })?
+        != effective_user()
+    {
+        return Err(Error::OthersPager(pid));
+    }
+    let mut pids: Vec<i32> = heirs.iter().map(|heir| heir.found.pid).collect();
+    // Somebody else may have it open.
+    pids.extend(procfs::processes().unwrap_or_default());
+    for found in left {
         // Mappings may change between two looks.
-        match (0..OPENED_WITHIN_LOOKS).find_map(|_| procfs::open_of(found.file, &pids)).filter(is_memory) {
+        match (0..OPENED_WITHIN_LOOKS).find_map(|_| procfs::open_of(found.file, &pids)).filter(is_nameless) {
             Some(file) => {
                 let known = heirs.iter().map(|heir| &heir.tally).find(|tally| tally.tree == found.tree);
                 let tally = known.map_or_else(|| Tally::new(found.tree, found.root, found.share, false), Arc::clone);
@@ -251,6 +258,11 @@ fn commons_of(estate: &Estate, heirs: &[Heir], pid: i32) -> Result<Vec<CommonsHe
         }
     }
     Ok(all)
+}
+
+/// Whether it is memory that no directory has: a memfd, or what was mapped as anonymous.
+fn is_nameless(file: &fs::File) -> bool {
+    is_memory(file) && file.metadata().is_ok_and(|about| about.nlink() == 0)
 }
 
 /// Whether a thread of a pager makes calls on files of memory, and nothing else.

@@ -177,6 +177,7 @@ impl Driver {
     pub(super) fn messages_to_read(&mut self, at: usize) -> usize {
         let Some(id) = self.targets[at].as_ref().map(|target| target.id) else { return 0 };
         if !self.sees_commons(id) {
+            self.hands.estate.iter().for_each(|estate| estate.set_removals(&[]));
             return MESSAGES;
         }
         let Some(target) = &mut self.targets[at] else { return 0 };
@@ -186,7 +187,7 @@ impl Driver {
         let (uffd, pid) = (target.uffd.clone(), Some(target.pid).filter(|pid| *pid > 0));
         let mut outlook = target.outlook.take().unwrap_or_else(|| Outlook::of(&uffd));
         let most = outlook.look(&uffd, pid, || self.relatives()).min(MESSAGES);
-        self.hands.estate.iter().for_each(|estate| estate.set_removals(outlook.removals()));
+        self.note_removals(id, &outlook);
         if let Some(target) = &mut self.targets[at] {
             target.outlook = Some(outlook);
         }
@@ -196,10 +197,10 @@ impl Driver {
     /// A change of a target was read: what it is of is known now, if it can be.
     pub(super) fn look_late(&mut self, at: usize) {
         let Some(target) = &mut self.targets[at] else { return };
-        let pid = Some(target.pid).filter(|pid| *pid > 0);
+        let (id, pid) = (target.id, Some(target.pid).filter(|pid| *pid > 0));
         let Some(mut outlook) = target.outlook.take() else { return };
         outlook.look_late(pid, || self.relatives());
-        self.hands.estate.iter().for_each(|estate| estate.set_removals(outlook.removals()));
+        self.note_removals(id, &outlook);
         if let Some(target) = &mut self.targets[at] {
             target.outlook = Some(outlook);
         }
@@ -222,26 +223,33 @@ impl Driver {
     pub(super) fn shared_removal(&mut self, at: usize, span: Span) -> bool {
         let Some(target) = &self.targets[at] else { return false };
         let (id, removes) = (target.id, target.outlook.as_ref().is_some_and(|outlook| outlook.removes(span)));
-        let shown = |view: &View| {
-            let part = view.within(span).filter(|_| view.target == id)?;
-            Some(Span::of_pages(part.home, part.span.pages()))
-        };
-        let all = self.commons.iter().flat_map(|&commons| {
-            let views = self.common(commons).map_or(&[][..], |commons| &commons.views);
-            views.iter().filter_map(shown).map(move |home| (commons, home))
-        });
-        let all: Vec<(TargetId, Span)> = all.collect();
-        if all.is_empty() || !removes {
-            return !all.is_empty();
+        let all: Vec<(TargetId, View)> = self.shown_in(id, span).collect();
+        if removes {
+            let homes = all.iter().map(|(its, view)| (*its, Span::of_pages(view.home, view.span.pages()))).collect();
+            self.begin_removal(id, span, homes);
         }
-        let Some((number, span)) = self.target(id).map(|target| target.announced.removal(span)) else { return false };
-        for (commons, home) in all {
+        !all.is_empty()
+    }
+
+    /// What a target sees in `span`: of which commons, and the part of the view.
+    pub(super) fn shown_in(&self, id: TargetId, span: Span) -> impl Iterator<Item = (TargetId, View)> {
+        let views = self.commons.iter().filter_map(|&its| Some((its, &self.common(its)?.views)));
+        let its = views.flat_map(|(its, views)| views.iter().map(move |view| (its, view)));
+        its.filter_map(move |(its, view)| Some((its, view.within(span).filter(|_| view.target == id)?)))
+    }
+
+    /// Pages of commons are given up by a target, as it does so in `span`.
+    pub(super) fn begin_removal(&mut self, id: TargetId, span: Span, homes: Vec<(TargetId, Span)>) {
+        if homes.is_empty() {
+            return;
+        }
+        let Some((number, span)) = self.target(id).map(|target| target.announced.removal(span)) else { return };
+        for (commons, home) in homes {
             // What is there waits until it is gone, and does not leave before.
             self.core.removed(commons, home);
             self.common_mut(commons).into_iter().for_each(|commons| commons.removal_begins(id, number, home));
         }
         let _ = self.reports.send(Request::Report(Report::Removal { target: id, span, number, is_shared: true }));
-        true
     }
 
     /// A removal must have happened by now, if it was one of shared pages.

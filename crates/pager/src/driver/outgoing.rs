@@ -61,9 +61,16 @@ impl Driver {
                 continue;
             }
             self.note_leaving(id, &mut outgoing);
-            let spans = outgoing.iter().map(Outgoing::home).collect();
-            let mut outgoing = outgoing.into_iter();
-            self.call_on(id, file.clone(), spans, Backing::punch, move |driver, is_out| {
+            let pieces = outgoing.iter().map(|piece| (piece.home(), piece.noted)).collect();
+            let (mut outgoing, estate) = (outgoing.into_iter(), self.hands.estate.clone());
+            let punch = move |file: &Backing, (home, noted): (Span, Option<usize>)| {
+                let noted = noted.map(|first| first..first + index(home.pages()));
+                estate.iter().for_each(|estate| estate.set_punching(id, noted.clone()));
+                let is_out = file.punch(home);
+                estate.iter().for_each(|estate| estate.set_punching(id, None));
+                is_out
+            };
+            self.call_on(id, file.clone(), pieces, punch, move |driver, is_out| {
                 let Some(piece) = outgoing.next() else { return };
                 let taken = if is_out { Taken::Out } else { Taken::Stays };
                 driver.end_leaving(id, Outgoing { taken, ..piece });

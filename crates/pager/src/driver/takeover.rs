@@ -84,8 +84,11 @@ impl Driver {
         for heir in heirs.into_iter().filter(|heir| heir.found.id.0 < driver.core.targets()).collect::<Vec<_>>() {
             driver.take_up(heir);
         }
-        driver.settle_commons(leaving);
+        if !driver.commons.is_empty() {
+            (0..driver.targets.len()).for_each(|at| driver.look_for_views(at));
+        }
         driver.replay();
+        driver.settle_commons(leaving);
         for target in driver.targets.iter().flatten() {
             target.uffd.wake_all();
         }
@@ -161,7 +164,7 @@ impl Driver {
         let (id, first) = estate.last_inbox();
         let at = id.0 as usize;
         let done = self.core.last_event();
-        self.remember_removals(id, &estate);
+        let removals = estate.removals();
         for nth in 0..MESSAGES {
             let words: &[AtomicU64] = &estate.inbox()[nth * 4..][..4];
             let message = Message::from_words(std::array::from_fn(|word| words[word].load(Acquire)));
@@ -173,7 +176,9 @@ impl Driver {
             {
                 self.settle_unmapped(at);
                 self.core.begin_event(number);
-                self.change(at, event);
+                if !self.replay_removal(id, &event, &removals) {
+                    self.change(at, event);
+                }
             }
             estate.settle_message(nth);
         }

@@ -9,16 +9,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use spillway_core::evict::{Bytes, Captured};
-use spillway_core::page::BufferIndex;
+use spillway_core::page::{BufferIndex, State};
 use spillway_core::pager::Stop;
 use spillway_core::{Address, PageIndex, Span, TargetId};
 
 use super::super::{Driver, Report};
 use crate::commons::Commons;
 use crate::error::Error;
-use crate::estate::{Estate, FoundCommons};
+use crate::estate::{FoundCommons, NotedRemoval, Punching};
 use crate::outlook::Outlook;
 use crate::procfs;
+use crate::sys::uffd::Event;
 use crate::tally::Tally;
 use crate::target::Target;
 use crate::watcher::{InheritedCommons, Request};
@@ -39,8 +40,8 @@ pub struct CommonsHeir {
 /// Pages that were being taken out of a file.
 pub(super) struct Leaving {
     commons: TargetId,
-    /// By whom, and when that process was started.
-    taker: (i32, u64),
+    /// Who was at some of them.
+    punching: Option<Punching>,
     pages: Vec<LeavingPage>,
 }
 
@@ -59,10 +60,14 @@ impl LeavingPage {
     }
 }
 
-/// Waits until a process has made its last call.
-fn await_end((pid, started): (i32, u64)) {
-    let has_threads = || procfs::threads(pid).is_ok_and(|threads| threads.len() > 1);
-    while procfs::stat(pid).is_ok_and(|stat| stat.started == started) && has_threads() {
+/// Waits until a thread has made its last call.
+fn await_end(Punching { process: (pid, started), thread, .. }: &Punching) {
+    let lives = || {
+        let is_it =
+            procfs::stat(*pid).map_or_else(|error| procfs::is_for_want_of(&error), |stat| stat.started == *started);
+        is_it && procfs::is_alive(procfs::thread_stat(*pid, *thread))
+    };
+    while lives() {
         std::thread::sleep(LOOK_EVERY);
     }
 }
@@ -91,7 +96,8 @@ impl Driver {
     /// When it cannot be mapped.
     pub(super) fn take_up_commons(&mut self, heir: CommonsHeir) -> Result<Option<Leaving>, Error> {
         let CommonsHeir {
-            found: FoundCommons { id, tree, share, file: file_id, may_be_open, leaving, taker, .. }, ..
+            found: FoundCommons { id, tree, share, file: file_id, may_be_open, leaving, punching, .. },
+            ..
         } = heir;
         let Some(region) = self.core.regions().of(id).next() else {
             // Nobody was asked for any of it yet.
@@ -109,27 +115,30 @@ impl Driver {
         let mut pages = Vec::with_capacity(leaving.len());
         for (noted, page, buffer) in leaving {
             let there = self.core.regions().address_of(page).filter(|(of, _)| *of == id);
-            // What counts as outside by now has its bytes there. What is to be removed has none.
-            match there.filter(|_| self.core.may_capture(page) && self.core.claim_buffer(buffer)) {
+            // What counts as outside by now has its bytes there.
+            let is_mapped = self.core.state_of(page) == State::Mapped;
+            match there.filter(|_| is_mapped && self.core.claim_buffer(buffer)) {
                 Some((_, home)) => pages.push(LeavingPage { noted, page, home, buffer }),
                 None => self.hands.estate.iter().for_each(|estate| estate.end_leaving(id, noted, 1)),
             }
         }
-        Ok((!pages.is_empty()).then_some(Leaving { commons: id, taker, pages }))
+        Ok((!pages.is_empty()).then_some(Leaving { commons: id, punching, pages }))
     }
 
-    /// All targets are there: what they see of these files, and what was under way.
+    /// All that was heard of has been applied: what was under way is ended.
     pub(super) fn settle_commons(&mut self, leaving: Vec<Leaving>) {
-        if self.commons.is_empty() {
-            return;
-        }
-        (0..self.targets.len()).for_each(|at| self.look_for_views(at));
-        for Leaving { commons: id, taker, pages } in leaving {
-            let Some(commons) = self.common_mut(id) else { continue };
-            commons.hold(pages.iter().map(LeavingPage::home));
+        for Leaving { commons: id, punching, pages } in leaving {
+            // Only what a thread was just at may yet be taken out.
+            let is_at =
+                |page: &LeavingPage| punching.as_ref().is_some_and(|punching| punching.what.contains(&page.noted));
+            let (held, free): (Vec<_>, Vec<_>) = pages.into_iter().partition(is_at);
+            self.put_back(id, &free);
+            let punching = punching.filter(|_| !held.is_empty());
+            let (Some(commons), Some(punching)) = (self.common_mut(id), punching) else { continue };
+            commons.hold(held.iter().map(LeavingPage::home));
             let file = commons.backing();
-            let put_back = move |driver: &mut Self, ()| driver.put_back(id, &pages);
-            self.call_on(id, file, vec![taker], |_, taker| await_end(taker), put_back);
+            let put_back = move |driver: &mut Self, ()| driver.put_back(id, &held);
+            self.call_on(id, file, vec![punching], |_, punching| await_end(&punching), put_back);
         }
         self.announce_removals_again();
     }
@@ -173,14 +182,32 @@ impl Driver {
         }
     }
 
-    /// What the pager that was killed had seen as it read the last messages of a target.
-    pub(super) fn remember_removals(&mut self, id: TargetId, estate: &Estate) {
-        if !self.sees_commons(id) {
-            return;
-        }
-        if let Some(target) = self.target(id) {
-            let outlook = target.outlook.get_or_insert_with(|| Outlook::of(&target.uffd));
-            outlook.remember(estate.removals());
-        }
+    /// Writes down what is seen that threads are about to remove, before they are heard of and go on.
+    pub(in crate::driver) fn note_removals(&self, id: TargetId, outlook: &Outlook) {
+        let Some(estate) = &self.hands.estate else { return };
+        let noted = outlook.removals().iter().flat_map(|&whole| {
+            self.shown_in(id, whole).filter_map(move |(its, view)| {
+                let first = self.core.regions().at(its, view.home)?.page_at(view.home);
+                Some(NotedRemoval { whole, shown: view.span, first })
+            })
+        });
+        estate.set_removals(&noted.collect::<Vec<_>>());
+    }
+
+    /// Applies a removal of shared memory that the dead pager has read of; false where it was none. Where it was may be shown no more by
+    /// now, or something else there: whoever did it has gone on.
+    pub(super) fn replay_removal(&mut self, id: TargetId, event: &Event, removals: &[NotedRemoval]) -> bool {
+        let Event::Remove(span) = *event else { return false };
+        let of_it = removals.iter().filter(|removal| removal.whole.intersect(span) == Some(span));
+        let homes = of_it.filter_map(|NotedRemoval { shown, first, .. }| {
+            let part = shown.intersect(span)?;
+            let page = first.plus(part.start.pages_since(shown.start));
+            let (its, home) = self.core.regions().address_of(page)?;
+            self.common(its).map(|_| (its, Span::of_pages(home, part.pages())))
+        });
+        let homes: Vec<(TargetId, Span)> = homes.collect();
+        let any = !homes.is_empty();
+        self.begin_removal(id, span, homes);
+        any
     }
 }
