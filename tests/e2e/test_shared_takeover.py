@@ -12,7 +12,7 @@ from daemons import Daemon
 from harness import MIB, PEAK_ALLOWANCE, eventually
 from mechanics import NONZERO, Program, registered
 from test_shared import PAGES_A_MIB, SECONDS, SHARED, Family, seed, wrote
-from test_takeover import STOLEN_SECONDS, begin, end, nothing_of_ours, url_of
+from test_takeover import PAUSE_MILLISECONDS, STOLEN_SECONDS, begin, end, milliseconds, nothing_of_ours, url_of
 
 # A child just forked has nobody who outlives the pager: children stay.
 WITHIN = "without=leave"
@@ -63,8 +63,9 @@ def test_pagers_killed_again_and_again(processes, spillway, servers, native_fami
     spillway.detach(whole.pid)
     assert pager.wait(20) == 0
     nothing_of_ours(whole.pid)
-    # What was removed and not touched again is nowhere.
-    assert whole.resident()[1] >= NONZERO * 64 * PAGES_A_MIB and registered(whole.pid) == 0
+    assert registered(whole.pid) == 0
+    # What was removed and not touched again is nowhere: that may be as much as there is, where most of what they do is that.
+    assert options or whole.resident()[1] >= NONZERO * 64 * PAGES_A_MIB
     whole.program.unharmed()
     whole.end()
     # Others run beside it: how long that takes at rest is judged by test_takeover.py.
@@ -77,10 +78,14 @@ def test_upgrade_while_it_works(processes, spillway, native_family):
     pager, _ = begin(processes, spillway, whole.pid, "--local", "16M", SHARED)
     eventually(whole.is_within_budget, "most of it to leave")
     whole.program.tell("go")
-    for _ in range(3):
+    pauses = []
+    for _ in range(5):
         time.sleep(0.5)
-        old, (pager, _) = pager, begin(processes, spillway, whole.pid, verb="upgrade")
+        old, (pager, line) = pager, begin(processes, spillway, whole.pid, verb="upgrade")
         assert old.wait(10) == 0
+        pauses.append(milliseconds(line))
+    print(f"upgrades took {pauses} ms")
+    assert min(pauses) < PAUSE_MILLISECONDS, pauses
     said = []
     while not said or said[-1] not in ("OK", "BAD"):
         said.append(whole.program.line(60))
