@@ -62,6 +62,13 @@ def free_port():
         return probe.getsockname()[1]
 
 
+def thread_stats(pid):
+    """What `/proc` says of each thread of a process, as far as it is there."""
+    for stat in pathlib.Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            yield stat.read_text()
+
+
 def status_field(pid, name):
     """A field of /proc/PID/status, or None when the process or the field is gone."""
     try:

@@ -85,6 +85,10 @@ class Program:
     def ask(self, command, timeout=30):
         """Gives a command, which must be answered with OK; returns the lines before that."""
         self.tell(command)
+        return self.answer(command, timeout)
+
+    def answer(self, command, timeout=30):
+        """The same for a command that it was told."""
         before = []
         while (line := self.line(timeout)) != "OK":
             assert not line.startswith("BAD"), f"{command}: {line}"

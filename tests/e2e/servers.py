@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import threading
 
-from harness import eventually, free_port
+from harness import eventually, free_port, thread_stats
 
 
 @dataclasses.dataclass
@@ -38,9 +38,8 @@ class Server:
         """Sends it a signal; one that is to stop it is waited for, as each of its threads answers until it has seen it."""
         os.kill(self.process.pid, number)
         if number == signal.SIGSTOP:
-            tasks = pathlib.Path(f"/proc/{self.process.pid}/task")
-            state = lambda task: (task / "stat").read_text().rpartition(") ")[2][0]
-            eventually(lambda: all(state(task) == "T" for task in tasks.iterdir()), "the server to stop", every=0.001)
+            stopped = lambda: all(") T " in stat for stat in thread_stats(self.process.pid))
+            eventually(stopped, "the server to stop", every=0.001)
 
     def kill(self):
         """Ends it at once, without a word to its clients."""

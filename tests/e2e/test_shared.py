@@ -16,11 +16,11 @@ import time
 
 import guests
 import pytest
-from daemons import Daemon
 from guests import Console
-from harness import MIB, PEAK_ALLOWANCE, children, eventually, half
+from harness import MIB, PEAK_ALLOWANCE, eventually, half
 from lacking import give_up
-from mechanics import NONZERO, Program, has_agent, let_go, refused, registered
+from mechanics import NONZERO, Program, has_agent, let_go, registered
+from test_daemon import daemon  # noqa: F401
 from test_takeover import nothing_of_ours
 
 SECONDS = float(os.environ.get("SPILLWAY_TORTURE_SECONDS", "4"))
@@ -239,12 +239,8 @@ def test_a_memfd_that_is_mapped_again_at_its_place_is_managed_again(processes, s
 
 @pytest.mark.limit(int(2 * SECONDS + 60))
 @pytest.mark.parametrize("mode", ["anonymous", "memfd"])
-def test_a_daemon_lets_go_of_it(processes, spillway, native_family, sharers, tmp_path, monkeypatch, mode):
+def test_a_daemon_lets_go_of_it(processes, spillway, daemon, native_family, sharers, tmp_path, mode):
     """A daemon goes on when its targets do not: nothing of theirs must stay with it."""
-    directory = tmp_path / "daemon"
-    directory.mkdir(mode=0o700)
-    daemon = Daemon(processes, spillway, directory)
-    monkeypatch.setenv("SPILLWAY_DAEMON", str(daemon.socket))
     daemon.start("--local", "16M", SHARED)
     before = shared_files(daemon.pid)
     name = f"sharers-test-{os.getpid()}"

@@ -1,6 +1,5 @@
 """Memory that several processes have mapped outlives its pager: another takes it over, and no byte is wrong."""
 
-import contextlib
 import os
 import pathlib
 import random
@@ -8,10 +7,10 @@ import signal
 import time
 
 import pytest
-from daemons import Daemon
-from harness import MIB, PEAK_ALLOWANCE, eventually
+from harness import MIB, PEAK_ALLOWANCE, eventually, thread_stats
 from mechanics import NONZERO, Program, registered
-from test_shared import PAGES_A_MIB, SECONDS, SHARED, Family, seed, wrote
+from test_daemon import daemon  # noqa: F401
+from test_shared import PAGES_A_MIB, SECONDS, SHARED, native_family, seed, sharers  # noqa: F401
 from test_takeover import PAUSE_MILLISECONDS, STOLEN_SECONDS, begin, end, milliseconds, nothing_of_ours, url_of
 
 # A child just forked has nobody who outlives the pager: children stay.
@@ -24,16 +23,6 @@ KILLED = [
     ("memfd", "local", []),
     ("memfd", "tcp", []),
 ]
-
-
-@pytest.fixture
-def sharers(build):
-    return build("sharers", "-Wshadow")
-
-
-@pytest.fixture
-def native_family(processes, sharers, tmp_path):
-    return lambda *words: Family(processes, tmp_path, [sharers, *words])
 
 
 @pytest.mark.limit(int(2 * SECONDS + 110))
@@ -53,10 +42,7 @@ def test_pagers_killed_again_and_again(processes, spillway, servers, native_fami
         end(pager)
         pager, line = begin(processes, spillway, whole.pid)
         stalls.append(time.monotonic() - killed)
-    said = []
-    while not said or said[-1] not in ("OK", "BAD"):
-        said.append(whole.program.line(60))
-    assert said[-1] == "OK", said
+    whole.program.answer("go", 60)
     print(f"{len(stalls)} pagers killed, longest without one {max(stalls) * 1e3:.0f} ms")
     eventually(whole.is_within_budget, "what was used to leave")
     whole.program.unharmed()
@@ -86,21 +72,11 @@ def test_upgrade_while_it_works(processes, spillway, native_family):
         pauses.append(milliseconds(line))
     print(f"upgrades took {pauses} ms")
     assert min(pauses) < PAUSE_MILLISECONDS, pauses
-    said = []
-    while not said or said[-1] not in ("OK", "BAD"):
-        said.append(whole.program.line(60))
-    assert said[-1] == "OK", said
+    whole.program.answer("go", 60)
     spillway.detach(whole.pid)
     assert pager.wait(20) == 0
     nothing_of_ours(whole.pid)
     whole.end()
-
-
-def said_of(pid):
-    """What `/proc` says of each thread of a process, as far as it is there."""
-    for stat in pathlib.Path(f"/proc/{pid}/task").glob("*/stat"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            yield stat.read_text()
 
 
 @pytest.mark.limit(int(2 * SECONDS + 90))
@@ -118,11 +94,12 @@ def test_who_writes_to_a_memfd_as_its_pager_is_killed(processes, spillway, build
         # Not all of it: one of its threads may have to wait for who waits for its successor.
         stat = pathlib.Path(f"/proc/{pager.pid}/stat")
         eventually(lambda: ") Z " in stat.read_text(), "the pager to die", every=0.001)
-        held_up += "(files) D " in "".join(said_of(pager.pid))
+        held_up += "(files) D " in "".join(thread_stats(pager.pid))
         last, (pager, _) = pager, begin(processes, spillway, program.pid)
         last.wait(10)
         killed += 1
-    assert program.line(int(SECONDS) + 30).startswith("WROTE ") and program.line() == "OK"
+    (said,) = program.answer("go", SECONDS + 30)
+    assert said.startswith("WROTE ")
     print(f"{killed} pagers killed, {held_up} of them held up")
     spillway.detach(program.pid)
     assert pager.wait(20) == 0 and killed >= 5
@@ -155,11 +132,7 @@ def test_what_nobody_has_mapped_when_its_pager_is_killed_comes_home(processes, s
     program.unharmed()
 
 
-def test_a_daemon_that_is_killed_is_taken_over_by_the_next(processes, spillway, native_family, tmp_path, monkeypatch):
-    directory = tmp_path / "daemon"
-    directory.mkdir(mode=0o700)
-    daemon = Daemon(processes, spillway, directory)
-    monkeypatch.setenv("SPILLWAY_DAEMON", str(daemon.socket))
+def test_a_daemon_that_is_killed_is_taken_over_by_the_next(spillway, daemon, native_family):
     daemon.start("--local", "16M", SHARED)
     whole = native_family("memfd", 64, 2, 2, seed(), WITHIN)
     whole.local = 16

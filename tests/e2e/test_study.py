@@ -1,6 +1,5 @@
 """Traces of real programs, what replays of them say, and advice on programs whose needs are known."""
 
-import contextlib
 import json
 import os
 import random
@@ -130,7 +129,8 @@ def test_advice_on_a_running_process(spillway, processes, rounds, order, pages, 
     hot = pages * PAGE
 
     def right():
-        advice = told(spillway.cli("advise", program.pid, "--for", "6s", "--json"))
+        # Its windows are of time: while the host has the CPU, the program goes through less in each.
+        advice = undisturbed(lambda: told(spillway.cli("advise", program.pid, "--for", "6s", "--json")))
         assert abs(advice["all_bytes"] - 64 * MIB) < 4 * MIB, advice
         assert least * hot <= advice["enough"]["local_bytes"] <= most * hot, advice
         loss = {point["local_bytes"] / hot: point["loss"] for point in advice["curve"]}
@@ -143,11 +143,14 @@ def test_advice_on_a_running_process(spillway, processes, rounds, order, pages, 
         ratio = at(0.8) / at(0.3)
         assert (ratio > 0.4) if order == "cyclic" else (ratio < 0.4), (ratio, loss)
 
-    # Its windows are of time: while the host, or another test, has the CPU, the program goes through less in each.
-    for tries_left in (2, 1, 0):
-        with contextlib.suppress(*[AssertionError] * bool(tries_left)):
+    # Another test may have the CPU as well.
+    for is_last in (False, False, True):
+        try:
             right()
             break
+        except AssertionError:
+            if is_last:
+                raise
     assert traits(program.pid) == before
     unharmed(program)
 

@@ -9,74 +9,57 @@ use std::io::{self, Write};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-/// How many chunks may wait for the disk: 64 MiB of a trace, some seconds of a million records each.
-const WAITING: usize = 1 << 10;
+/// How many writes may wait for the disk. A trace makes three for each 64 KiB: 64 MiB of it, some seconds of a million records each.
+const WAITING: usize = 3 << 10;
 
-/// The end that is written to.
-pub(crate) struct Behind {
-    chunk: Vec<u8>,
-    chunk_bytes: usize,
-    /// Gone when all was written, or when nothing more can be.
-    to: Option<Scribe>,
-}
+/// The end that is written to. Gone when all was written, or when nothing more can be.
+pub(crate) struct Behind(Option<Scribe>);
 
-/// The thread that writes, and how chunks get there.
+/// The thread that writes, and how bytes get there.
 struct Scribe {
-    chunks: SyncSender<Vec<u8>>,
+    bytes: SyncSender<Vec<u8>>,
     thread: JoinHandle<io::Result<()>>,
 }
 
 impl Behind {
-    /// Begins to write to `file`, in chunks of `chunk_bytes` or more.
+    /// Begins to write to `file`.
     ///
     /// # Errors
     /// When no thread can be started.
-    pub(crate) fn new(mut file: impl Write + Send + 'static, chunk_bytes: usize) -> io::Result<Self> {
-        let (sender, chunks) = sync_channel::<Vec<u8>>(WAITING);
+    pub(crate) fn new(mut file: impl Write + Send + 'static) -> io::Result<Self> {
+        let (bytes, to_write) = sync_channel::<Vec<u8>>(WAITING);
         let write = move || {
-            chunks.iter().try_for_each(|chunk| file.write_all(&chunk))?;
+            to_write.iter().try_for_each(|bytes| file.write_all(&bytes))?;
             file.flush()
         };
         let thread = control::thread("trace-file").spawn(write)?;
-        Ok(Self { chunk: Vec::new(), chunk_bytes, to: Some(Scribe { chunks: sender, thread }) })
-    }
-
-    /// Hands over what was gathered; waits only where as much as may wait does.
-    fn hand_over(&mut self) -> io::Result<()> {
-        let Some(scribe) = &self.to else { return Err(io::ErrorKind::BrokenPipe.into()) };
-        match scribe.chunks.send(std::mem::take(&mut self.chunk)) {
-            Ok(()) => Ok(()),
-            Err(_) => self.end(),
-        }
-    }
-
-    fn end(&mut self) -> io::Result<()> {
-        let Some(Scribe { chunks, thread }) = self.to.take() else { return Ok(()) };
-        drop(chunks);
-        thread.join().map_err(|_| io::Error::other("the thread that writes the file failed"))?
+        Ok(Self(Some(Scribe { bytes, thread })))
     }
 
     /// Waits until everything is written.
     ///
     /// # Errors
-    /// When something could not be.
+    /// When something could not be; also when that was told before.
     pub(crate) fn close(&mut self) -> io::Result<()> {
-        self.hand_over().and_then(|()| self.end())
+        let Some(Scribe { bytes, thread }) = self.0.take() else { return Err(io::ErrorKind::BrokenPipe.into()) };
+        drop(bytes);
+        thread.join().map_err(|_| io::Error::other("the thread that writes the file failed"))?
     }
 }
 
 impl Write for Behind {
+    /// Waits only where as much as may wait does.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.chunk.extend_from_slice(bytes);
-        if self.chunk.len() >= self.chunk_bytes {
-            self.hand_over()?;
+        let Some(scribe) = &self.0 else { return Err(io::ErrorKind::BrokenPipe.into()) };
+        if scribe.bytes.send(bytes.to_vec()).is_err() {
+            self.close()?;
         }
         Ok(bytes.len())
     }
 
-    /// Sees to it that everything will be written, and waits for nothing.
+    /// What was taken will be written: nothing is waited for.
     fn flush(&mut self) -> io::Result<()> {
-        if self.chunk.is_empty() { Ok(()) } else { self.hand_over() }
+        Ok(())
     }
 }
 
@@ -85,7 +68,7 @@ mod tests {
     use super::*;
     use std::sync::mpsc::{Receiver, channel};
 
-    /// Takes a chunk each time that it is let.
+    /// Takes what is written each time that it is let.
     struct Slow(Receiver<io::Result<()>>, std::sync::mpsc::Sender<Vec<u8>>);
 
     impl Write for Slow {
@@ -104,7 +87,7 @@ mod tests {
     fn a_disk_that_stands_still_stops_nobody() {
         let (go, may) = channel();
         let (to, written) = channel();
-        let mut file = Behind::new(Slow(may, to), 4).expect("a thread");
+        let mut file = Behind::new(Slow(may, to)).expect("a thread");
         // Far more than the disk takes, which nobody has let write yet.
         let parts: Vec<[u8; 3]> = (0..200).map(|nth| [nth; 3]).collect();
         parts.iter().for_each(|part| file.write_all(part).expect("taken"));
@@ -119,7 +102,7 @@ mod tests {
     fn a_disk_that_is_full_is_told_of() {
         let (go, may) = channel();
         let (to, written) = channel();
-        let mut file = Behind::new(Slow(may, to), 1).expect("a thread");
+        let mut file = Behind::new(Slow(may, to)).expect("a thread");
         file.write_all(b"1").expect("taken");
         file.write_all(b"2").expect("taken");
         go.send(Ok(())).expect("listened to");
@@ -132,7 +115,7 @@ mod tests {
     #[test]
     fn an_error_is_told_of_at_the_end_at_the_latest() {
         let (go, may) = channel();
-        let mut file = Behind::new(Slow(may, channel().0), 1 << 10).expect("a thread");
+        let mut file = Behind::new(Slow(may, channel().0)).expect("a thread");
         file.write_all(b"1").expect("taken");
         go.send(Err(io::ErrorKind::StorageFull.into())).expect("listened to");
         assert_eq!(file.close().expect_err("no room").kind(), io::ErrorKind::StorageFull);

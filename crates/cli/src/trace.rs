@@ -11,7 +11,7 @@ use spillway_core::sample::HASHES;
 use spillway_core::time::parse_ns;
 use spillway_pager::{Choice, Local, Recording, Windows};
 use spillway_study::record::Record;
-use spillway_study::trace::{FRAME_BYTES_MAX, Header, Writer};
+use spillway_study::trace::{Header, Writer};
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -151,7 +151,7 @@ impl Sink for TraceFile {
     fn put(&mut self, record: &Record) -> io::Result<()> {
         if let Self::Awaited(place, header) = self {
             let (place, header) = (place.take().ok_or(io::ErrorKind::NotFound)?, *header);
-            *self = Self::Begun(place.replace(|file| Writer::new(Behind::new(file, FRAME_BYTES_MAX)?, header))?);
+            *self = Self::Begun(place.replace(|file| Writer::new(Behind::new(file)?, header))?);
         }
         if let Self::Begun(writer) = self { writer.push(record) } else { Ok(()) }
     }

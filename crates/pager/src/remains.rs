@@ -10,7 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use spillway_core::TreeId;
 use spillway_core::policy::Settings;
+use spillway_core::shares::Share;
 use spillway_store::vault::{self, Claim, Vault};
 
 use crate::adopt::Agent;
@@ -166,8 +168,7 @@ impl Remains {
         for found in estate.targets() {
             let lives = procfs::stat(found.pid).is_ok_and(|stat| stat.started == found.started);
             if lives && procfs::is_agent(found.pid, found.thread) && may_name(estate.vault(), found.pid) {
-                let known = heirs.iter().map(|heir| &heir.tally).find(|tally| tally.tree == found.tree);
-                let tally = known.map_or_else(|| Tally::new(found.tree, found.root, found.share, false), Arc::clone);
+                let tally = tally_of(&heirs, found.tree, found.root, found.share);
                 tally.merges.fetch_or(found.merging != Merging::Untold, Relaxed);
                 heirs.push(Heir::of(found, tally)?);
             }
@@ -228,6 +229,12 @@ impl Remains {
     }
 }
 
+/// What is told of a tree: of these heirs', or one that is new.
+fn tally_of(heirs: &[Heir], tree: TreeId, root: (i32, u64), share: Share) -> Arc<Tally> {
+    let known = heirs.iter().map(|heir| &heir.tally).find(|tally| tally.tree == tree);
+    known.map_or_else(|| Tally::new(tree, root, share, false), Arc::clone)
+}
+
 /// Files of memory that were managed. One that nobody has any more is gone, and all pages of it.
 fn commons_of(estate: &Estate, heirs: &[Heir], pid: i32) -> Result<Vec<CommonsHeir>, Error> {
     let (left, mut all) = (estate.commons(), Vec::new());
@@ -247,8 +254,7 @@ fn commons_of(estate: &Estate, heirs: &[Heir], pid: i32) -> Result<Vec<CommonsHe
         // Mappings may change between two looks.
         match (0..OPENED_WITHIN_LOOKS).find_map(|_| procfs::open_of(found.file, &pids)).filter(is_nameless) {
             Some(file) => {
-                let known = heirs.iter().map(|heir| &heir.tally).find(|tally| tally.tree == found.tree);
-                let tally = known.map_or_else(|| Tally::new(found.tree, found.root, found.share, false), Arc::clone);
+                let tally = tally_of(heirs, found.tree, found.root, found.share);
                 all.push(CommonsHeir { found, file: Arc::new(file), tally });
             }
             None if procfs::is_open_elsewhere(found.file) => {

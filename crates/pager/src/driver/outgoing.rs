@@ -62,7 +62,9 @@ impl Driver {
             }
             self.note_leaving(id, &mut outgoing);
             let pieces = outgoing.iter().map(|piece| (piece.home(), piece.noted)).collect();
-            let (mut outgoing, estate) = (outgoing.into_iter(), self.hands.estate.clone());
+            // What this thread does itself is over when it is.
+            let estate = self.hands.estate.clone().filter(|_| file.may_be_open);
+            let mut outgoing = outgoing.into_iter();
             let punch = move |file: &Backing, (home, noted): (Span, Option<usize>)| {
                 let noted = noted.map(|first| first..first + index(home.pages()));
                 estate.iter().for_each(|estate| estate.set_punching(id, noted.clone()));
@@ -153,11 +155,14 @@ impl Driver {
     /// Writes down where the bytes of pages are that are about to be nowhere else.
     fn note_leaving(&self, id: TargetId, outgoing: &mut [Outgoing]) {
         let Some(estate) = &self.hands.estate else { return };
+        let pages = outgoing.iter().flat_map(|piece| {
+            let buffers = piece.buffers.iter().map(|(index, _)| *index);
+            (0..).map(|nth| piece.run.page.plus(nth)).zip(buffers)
+        });
+        estate.begin_leaving(id, pages);
         let mut next = 0;
         for piece in outgoing {
             piece.noted = Some(next);
-            let pages = (0..).map(|nth| piece.run.page.plus(nth)).zip(piece.buffers.iter().map(|(index, _)| *index));
-            estate.begin_leaving(id, next, pages);
             next += piece.buffers.len();
         }
     }

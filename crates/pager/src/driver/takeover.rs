@@ -78,10 +78,11 @@ impl Driver {
         }
         // What was on its way out of these is in buffers that others may take.
         let mut leaving = Vec::new();
-        for heir in commons.into_iter().filter(|heir| heir.found.id.0 < driver.core.targets()).collect::<Vec<_>>() {
+        let targets = driver.core.targets();
+        for heir in commons.into_iter().filter(|heir| heir.found.id.0 < targets) {
             leaving.extend(driver.take_up_commons(heir)?);
         }
-        for heir in heirs.into_iter().filter(|heir| heir.found.id.0 < driver.core.targets()).collect::<Vec<_>>() {
+        for heir in heirs.into_iter().filter(|heir| heir.found.id.0 < targets) {
             driver.take_up(heir);
         }
         if !driver.commons.is_empty() {

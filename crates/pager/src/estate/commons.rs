@@ -88,14 +88,14 @@ impl Estate {
         true
     }
 
-    /// The bytes of these pages are in these buffers, and the pages are about to be taken out of the file. They are known by the
-    /// numbers from `first` on.
-    pub fn begin_leaving(&self, id: TargetId, first: usize, pages: impl IntoIterator<Item = (PageIndex, BufferIndex)>) {
+    /// The bytes of these pages are in these buffers, and the pages are about to be taken out of the file. They are known by their
+    /// numbers from here on. Nothing else is on its way.
+    pub fn begin_leaving(&self, id: TargetId, pages: impl IntoIterator<Item = (PageIndex, BufferIndex)>) {
         let Some(slot) = self.slot_of(id) else { return };
         self.set(slot + PUNCHING, 0);
         self.set(slot + TAKER_STARTED, self.get(STARTED));
         self.set(slot + TAKER, self.get(PAGER));
-        for (at, (page, buffer)) in (slot + LEAVING + first..).zip(pages) {
+        for (at, (page, buffer)) in (slot + LEAVING..).zip(pages) {
             self.set(at, (page.0 << BUFFER_BITS | u64::from(buffer.0)) + 1);
         }
     }
@@ -181,7 +181,7 @@ mod tests {
 
     const FILE: FileId = FileId { device: (0, 1), inode: 1 << 40 };
 
-    fn pages(numbers: std::ops::Range<u64>) -> impl Iterator<Item = (PageIndex, BufferIndex)> {
+    fn pages(numbers: Range<u64>) -> impl Iterator<Item = (PageIndex, BufferIndex)> {
         numbers.map(|nth| (PageIndex(nth << 40), BufferIndex(u32::try_from(nth).expect("a few"))))
     }
 
@@ -193,8 +193,7 @@ mod tests {
         assert!(estate.add_commons(id, FILE, true, &tally));
         assert!(estate.targets().is_empty(), "it is no process");
         estate.set_share(id, Share { min_pages: 7, max_pages: 70, weight: 9 });
-        estate.begin_leaving(id, 0, pages(1..4));
-        estate.begin_leaving(id, 3, pages(1000..1001));
+        estate.begin_leaving(id, pages(1..4).chain(pages(1000..1001)));
         estate.set_punching(id, Some(1..4));
         estate.end_leaving(id, 1, 2);
         let [found] = &estate.commons()[..] else { panic!("one file") };
@@ -203,8 +202,8 @@ mod tests {
         let left = [(0, 1), (3, 1000)]
             .map(|(noted, nth)| (noted, PageIndex(nth << 40), BufferIndex(nth.try_into().expect("small"))));
         assert_eq!(found.leaving, left);
-        let thread = crate::sys::sched::thread_id();
-        assert_eq!(found.punching, Some(Punching { process: estate.pager(), thread, what: 1..4 }));
+        let by_us = Punching { process: estate.pager(), thread: thread_id(), what: 1..4 };
+        assert_eq!(found.punching, Some(by_us));
         estate.set_punching(id, None);
         assert_eq!(estate.commons()[0].punching, None);
         // What came after it knows nothing of that.
