@@ -43,6 +43,13 @@ fn holds(estate: &Estate) {
         assert!(batch.runs.iter().map(|run| run.pages).sum::<u64>() <= BATCH);
         assert!(batch.runs.iter().all(|run| run.pages > 0 && run.address.0.is_multiple_of(PAGE_BYTES_U64)));
     }
+    for child in estate.young() {
+        assert!(child.share.min_pages <= child.share.max_pages && child.share.weight > 0);
+        assert!(child.number >= 0 && child.guardian.pid >= 0);
+        let left = estate.left_of(child.id).expect("it is written down");
+        assert!(left.batch.is_none_or(|batch| batch.runs.iter().map(|run| run.pages).sum::<u64>() <= BATCH));
+    }
+    let _ = estate.guardian();
     for commons in estate.commons() {
         assert!(commons.share.min_pages <= commons.share.max_pages && commons.share.weight > 0);
         let numbers: HashSet<usize> = commons.leaving.iter().map(|(number, ..)| *number).collect();

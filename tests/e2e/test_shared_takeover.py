@@ -13,9 +13,6 @@ from test_daemon import daemon  # noqa: F401
 from test_shared import PAGES_A_MIB, SECONDS, SHARED, native_family, seed, sharers  # noqa: F401
 from test_takeover import PAUSE_MILLISECONDS, STOLEN_SECONDS, begin, end, milliseconds, nothing_of_ours, url_of
 
-# A child just forked has nobody who outlives the pager: children stay.
-WITHIN = "without=leave"
-
 
 KILLED = [
     ("anonymous", "local", []),
@@ -29,7 +26,7 @@ KILLED = [
 @pytest.mark.parametrize(("mode", "pool", "options"), KILLED, ids=lambda it: "-".join(it) if isinstance(it, list) else it)
 def test_pagers_killed_again_and_again(processes, spillway, servers, native_family, mode, pool, options):
     seconds = max(2 * SECONDS, 8)
-    whole = native_family(mode, 64, 3, seconds, seed(), WITHIN, *options)
+    whole = native_family(mode, 64, 3, seconds, seed(), *options)
     whole.local = 16
     pager, _ = begin(processes, spillway, whole.pid, "--local", "16M", "--pool", url_of(servers, pool), SHARED)
     eventually(whole.is_within_budget, "most of it to leave")
@@ -59,7 +56,7 @@ def test_pagers_killed_again_and_again(processes, spillway, servers, native_fami
 
 
 def test_upgrade_while_it_works(processes, spillway, native_family):
-    whole = native_family("memfd", 64, 3, 6, seed(), WITHIN)
+    whole = native_family("memfd", 64, 3, 6, seed())
     whole.local = 16
     pager, _ = begin(processes, spillway, whole.pid, "--local", "16M", SHARED)
     eventually(whole.is_within_budget, "most of it to leave")
@@ -134,7 +131,7 @@ def test_what_nobody_has_mapped_when_its_pager_is_killed_comes_home(processes, s
 
 def test_a_daemon_that_is_killed_is_taken_over_by_the_next(spillway, daemon, native_family):
     daemon.start("--local", "16M", SHARED)
-    whole = native_family("memfd", 64, 2, 2, seed(), WITHIN)
+    whole = native_family("memfd", 64, 2, 2, seed())
     whole.local = 16
     done = spillway.cli("attach", whole.pid)
     assert done.returncode == 0, done.stderr

@@ -7,6 +7,8 @@
 //                               fro, as another asks for the first time for what was evicted. Says OK, or BAD and what is wrong.
 //   heirs always MIB            fills memory and says READY; forks one child after the other, and each looks at a seventh of the memory. Told a
 //                               line, it says how many were right: OK so many, or BAD at once.
+//   heirs lasting MIB           the same with children that look in steps, for some 30 ms, and fork a grandchild that does.
+//   heirs relay MIB             the same; each child's parent ends as soon as it has forked, and who says all this is the grandparent.
 //   heirs two MIB               fills memory and forks two children, a second apart, that fill it anew and say READY.
 #include "pattern.h"
 #include <poll.h>
@@ -80,19 +82,52 @@ static int inherit_while_moving(void) {
     return 0;
 }
 
-static int inherit_always(void) {
+static void look(uint64_t at, bool lasting) {
+    for (unsigned n = 0; at < pages; at += 7, n++) {
+        if (!pattern_right(memory, 1, at)) _exit(1);
+        if (lasting && n % 64 == 0) usleep(1000);
+    }
+}
+
+static int status_of(pid_t child) {
+    int status;
+    return waitpid(child, &status, 0) < 0 ? -1 : status;
+}
+
+// The child of one that is about to end tells who ends last.
+static int relay(unsigned child) {
+    int told[2];
+    if (pipe(told)) return -1;
+    pid_t middle = fork();
+    if (middle == 0) {
+        if (fork() == 0) {
+            look(child % 7, true);
+            _exit(write(told[1], "R", 1) != 1);
+        }
+        _exit(0);
+    }
+    close(told[1]);
+    int status = status_of(middle);
+    char right = 0;
+    if (!status && read(told[0], &right, 1) != 1) status = 0x100;
+    close(told[0]);
+    return status;
+}
+
+static int inherit_always(bool lasting, bool relays) {
     fill();
     say("READY\n");
     struct pollfd told = { .fd = 0, .events = POLLIN };
     unsigned children = 0;
     for (; poll(&told, 1, 0) == 0; children++) {
-        if (fork() == 0) {
-            uint64_t at = children % 7;
-            while (at < pages && pattern_right(memory, 1, at)) at += 7;
-            _exit(at < pages);
+        pid_t child = relays ? 0 : fork();
+        if (child == 0 && !relays) {
+            pid_t grandchild = lasting ? fork() : 0;
+            look(children % 7, lasting);
+            _exit(grandchild > 0 && status_of(grandchild));
         }
-        int status;
-        if (wait(&status) < 0 || status) return say("BAD child %u: status %x\n", children, status), 1;
+        int status = relays ? relay(children) : status_of(child);
+        if (status) return say("BAD child %u: status %x\n", children, status), 1;
     }
     say("OK %u\n", children);
     return 0;
@@ -105,7 +140,8 @@ int main(int argc, char **argv) {
     bool two = !strcmp(argv[1], "two");
     memory = map_or_die(bytes);
     if (!strcmp(argv[1], "moving")) return inherit_while_moving();
-    if (!strcmp(argv[1], "always")) return inherit_always();
+    bool lasting = !strcmp(argv[1], "lasting"), relays = !strcmp(argv[1], "relay");
+    if (lasting || relays || !strcmp(argv[1], "always")) return inherit_always(lasting, relays);
     if (two) fill(), sleep(1);
     for (int child = 0; child < (two ? 2 : 1); child++) {
         if (fork() == 0) {

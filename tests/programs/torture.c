@@ -1,12 +1,13 @@
 // torture: churns memory in every way a program can and checks every byte of it against a shadow.
 //
-//   torture --seed N --seconds S --mib M --threads T [--ops N] [--without OP,OP]
+//   torture --seed N --seconds S --mib M --threads T [--ops N] [--without OP,OP] [--killed N]
 //           [--sabotage flip|zero|drop|stale|lost|child]
 //
 // The shadow keeps, for each page, what generates its content (a serial number, a kind, later patches), so any page can
 // be recomputed and compared in full. It lives in a MAP_SHARED mapping, which no pager of private memory touches.
 // What each thread does follows from the seed alone: neither addresses, timing, refusals nor what MADV_FREE does change
 // the sequence; --ops ends it at a fixed length. A forked child gets a snapshot of the shadow taken by the forking thread.
+// So many forked children may be killed (SIGKILL), of each that forks.
 // SIGUSR1 prints what each thread did last; SIGTERM ends it as the end of its time does. Exit status 0: every byte was right;
 // 1: the first wrong one is described.
 #define _GNU_SOURCE
@@ -17,6 +18,7 @@
 #include <setjmp.h>
 #include <signal.h>
 #include <spawn.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -78,6 +80,7 @@ static uint64_t seed = 0, ops_limit = UINT64_MAX;
 static double seconds = 10;
 static uint32_t mib = 128, threads_n = 2, common_pages, budget_pages, area_pages_max;
 static const char *sabotage = "", *without = "";
+static int killed_most;
 static View *view;
 static uint8_t *slots;
 static size_t slot_bytes;
@@ -880,7 +883,8 @@ static void snapshot(View *v, const Thread *t, bool all) {
 static void reap(Thread *t, int k) {
     int status;
     while (waitpid(t->kids[k], &status, 0) < 0) must(errno == EINTR, "waitpid", NULL);
-    if (status) {
+    static atomic_int killed;
+    if (status && !(status == SIGKILL && killed++ < killed_most)) {
         dprintf(2, "  child %d ended with wait status %#x\n", t->kids[k], status);
         errno = 0;
         give_up("a forked child failed", NULL, 0, NULL);
@@ -1026,6 +1030,7 @@ int main(int argc, char **argv) {
         else if (!strcmp(argv[i], "--ops")) ops_limit = strtoull(argv[i + 1], NULL, 0);
         else if (!strcmp(argv[i], "--sabotage")) sabotage = argv[i + 1];
         else if (!strcmp(argv[i], "--without")) without = argv[i + 1];
+        else if (!strcmp(argv[i], "--killed")) killed_most = atoi(argv[i + 1]);
         else fprintf(stderr, "torture: unknown option %s\n", argv[i]), exit(2);
     }
     if (argc % 2 == 0 || threads_n < 1 || threads_n > THREADS_MAX || mib < 4) fprintf(stderr, "torture: see the top of torture.c\n"), exit(2);

@@ -74,6 +74,7 @@ fn least_mapping(text: &str) -> Result<u64, String> {
 
 /// Adopts the process and stays until it is gone or free.
 pub(crate) fn attach(args: &Args) -> Result<u8, Failure> {
+    begin_guardian(args.quiet);
     if args.share {
         spillway_pager::merging::usable()?;
     }
@@ -240,6 +241,18 @@ pub(crate) fn manage(pid: i32, terms: &Terms<'_>, lasts: Option<Duration>) -> Re
         tape.tell(recorder.finish().map(|(_, totals)| totals), terms.quiet)?;
     }
     stats.map_or(Ok(0), |stats| stats.write(&last).map(|()| 0))
+}
+
+/// Makes who keeps what forked children need, should this process be killed: before there is any thread.
+pub(crate) fn begin_guardian(quiet: bool) {
+    if let Err(error) = spillway_pager::guardian::begin()
+        && !quiet
+    {
+        let why = say::error(&error);
+        say::note(format!(
+            "there is no guardian ({why}): children that were just forked are lost if this pager is killed"
+        ));
+    }
 }
 
 /// Serves, and answers other commands, until the target has ended or was let go. Says `note`, and more, if there is one.

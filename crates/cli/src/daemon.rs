@@ -72,6 +72,7 @@ pub(crate) fn daemon(args: &Args) -> Result<u8, Failure> {
     };
     // Before any other thread begins: signals come to this one alone.
     sys::block_signals();
+    attach::begin_guardian(args.quiet);
     let place = place::Place::take()?;
     let begun = Instant::now();
     let (pager, url, note) = match Remains::of_daemon()? {

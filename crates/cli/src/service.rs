@@ -302,7 +302,7 @@ impl<P: Paging> Service<P> {
             return Err("there are too many processes or mappings for another pager to take over: try again when there are fewer".into());
         }
         if !self.pager.can_be_outlived() {
-            let why = "its pool is one that ends with it (a file, or one that is slow or faulty on purpose), or a child was just forked";
+            let why = "its pool is one that ends with it (a file, or one that is slow or faulty on purpose), or a child was just forked and there is no guardian";
             return Err(format!("no other pager can take over from this one: {why}"));
         }
         if !self.pager.stand_still() {

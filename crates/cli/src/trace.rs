@@ -59,6 +59,9 @@ pub(crate) struct Args {
 
 /// Traces until the process ends, or as long as was asked.
 pub(crate) fn trace(args: &Args) -> Result<u8, Failure> {
+    if args.pid.is_some() {
+        attach::begin_guardian(args.quiet);
+    }
     let window_ns = if args.exact { Some(window_ns(&args.window)?) } else { None };
     let local = args.local.as_deref().unwrap_or(if args.exact { local::ALL } else { "50%" });
     let lasts = args.lasts.as_deref().map(time).transpose()?;

@@ -30,6 +30,7 @@ pub(crate) struct Args {
 
 /// Takes over, and stays until the process is gone or free.
 pub(crate) fn upgrade(args: &Args) -> Result<u8, Failure> {
+    attach::begin_guardian(args.quiet);
     // The process itself says who its pager is. Others need not be asked, of which one may not answer.
     let known = match Remains::find(args.pid) {
         Err(Error::Managed { pager, .. }) => sockets::pager_that_is(pager),

@@ -182,14 +182,14 @@ impl Pager {
 
     /// `parent` forked: the child's address space starts with what the parent had evicted. What is resident is shared
     /// with the child by the kernel; it is counted for the child only once the child is scanned. `share` makes one more
-    /// reference to a stored page; buffers to copy are appended to `copies`.
+    /// reference to a stored page, `copy` a copy of what is in a buffer. Another pager finds all of the child, or nothing.
     pub fn forked(
         &mut self,
         parent: TargetId,
         mut share: impl FnMut(HandleBits) -> HandleBits,
-        copies: &mut Vec<BufferCopy>,
+        mut copy: impl FnMut(BufferCopy),
     ) -> TargetId {
-        let child = self.add_target();
+        let child = self.new_target();
         self.replacement.join(child, parent);
         let regions: Vec<_> = self.regions.of(parent).collect();
         for region in regions {
@@ -201,7 +201,7 @@ impl Pager {
                 }
             });
             for (page, entry) in evicted {
-                self.inherit(page, entry, &mut share, copies);
+                self.inherit(page, entry, &mut share, &mut copy);
             }
         }
         self.write_down();
@@ -213,7 +213,7 @@ impl Pager {
         page: PageIndex,
         entry: Entry,
         share: &mut impl FnMut(HandleBits) -> HandleBits,
-        copies: &mut Vec<BufferCopy>,
+        copy: &mut impl FnMut(BufferCopy),
     ) {
         match (entry.state(), entry.buffer(), entry.handle()) {
             (State::Remote | State::Fetching, _, Some(handle)) => {
@@ -222,7 +222,7 @@ impl Pager {
             }
             (State::Inactive | State::Writing, Some(from), _) => {
                 if let Some(to) = self.take_buffer() {
-                    copies.push(BufferCopy { from, to });
+                    copy(BufferCopy { from, to });
                     self.step(page, Step::Find);
                     self.step(page, Step::Capture(to));
                     self.set_aside -= 1;

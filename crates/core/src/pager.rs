@@ -288,6 +288,18 @@ impl Pager {
 
     /// A new address space.
     pub fn add_target(&mut self) -> TargetId {
+        let target = self.new_target();
+        self.write_down();
+        target
+    }
+
+    /// What the next target will be.
+    pub fn next_target(&self) -> TargetId {
+        self.vacant.last().copied().unwrap_or(TargetId(self.targets()))
+    }
+
+    /// As [`Pager::add_target`]; nobody else knows of it yet.
+    pub(crate) fn new_target(&mut self) -> TargetId {
         if let Some(target) = self.vacant.pop() {
             let at = target.0 as usize;
             (self.streams[at], self.trends[at]) = (Streams::default(), Trend::default());
@@ -297,8 +309,7 @@ impl Pager {
         self.streams.push(Streams::default());
         self.trends.push(Trend::default());
         self.replacement.add_target();
-        self.write_down();
-        TargetId(u32::try_from(self.streams.len() - 1).expect("fewer processes than 2^32"))
+        TargetId(self.targets() - 1)
     }
 
     /// `target` has ended, and nobody can mean it any more: its identity may be given to another.

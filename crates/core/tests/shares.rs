@@ -181,7 +181,7 @@ fn a_forked_child_counts_with_its_parent() {
     let mut world = World::new(Settings::default());
     let parent = world.target(1, Share { max_pages: 1024, ..Share::default() });
     (0..2000).for_each(|nth| world.touch(parent, nth));
-    let child = world.pager.forked(parent, |handle| handle, &mut Vec::new());
+    let child = world.pager.forked(parent, |handle| handle, |_| {});
     world.pager.audit();
     for nth in 0..2000 {
         world.touch(child, nth);

@@ -93,3 +93,39 @@ fn a_buffer_is_had_by_its_number_once() {
     pager.return_buffer(BufferIndex(0));
     pager.audit();
 }
+
+#[test]
+fn a_child_is_found_whole_or_not_at_all() {
+    let memory = Memory::new();
+    let mut pager = Pager::lasting(CONFIG, memory.lasting());
+    let parent = pager.add_target();
+    pager.add_region(parent, Span::of_pages(at(100), 16));
+    pager.laid_out(parent, Span::of_pages(at(100), 10), handle);
+    pager.found(parent, Span::of_pages(at(110), 1));
+    let page = pager.regions().at(parent, at(110)).expect("it is there").page_at(at(110));
+    let buffer = pager.take_buffer().expect("one is free");
+    pager.captured(page, Captured::Moved(buffer));
+    pager.read(page, buffer, Bytes::Here);
+
+    let found = || Pager::take_over(CONFIG, memory.lasting(), |_| true, |_, _| false).expect("it is readable");
+    let child = pager.next_target();
+    pager.begin_event(7);
+    let (mut shared, mut copied) = (0, 0);
+    let is_not_there = || {
+        let found = found();
+        (found.last_event(), found.targets()) == (0, 1) && found.regions().of(child).next().is_none()
+    };
+    let share = |bits| {
+        shared += 1;
+        assert!(is_not_there());
+        bits
+    };
+    let made = pager.forked(parent, share, |_| {
+        copied += 1;
+        assert!(is_not_there(), "before its bytes are in their buffer");
+    });
+    assert_eq!((made, shared, copied), (child, 10, 1));
+    let found = found();
+    assert_eq!((found.last_event(), found.targets()), (7, 2));
+    assert_eq!(states(&found, child, at(100)), states(&pager, child, at(100)));
+}

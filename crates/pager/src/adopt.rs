@@ -171,13 +171,15 @@ fn put_agent(
     }
     sequence::give_up(&first, &mut saved);
     let mask = first.signal_mask().map_err(explain)?;
-    first.set_signal_mask(ALL_BUT_TRAPS).map_err(explain)?;
+    first.set_signal_mask(ALL_BUT_TRAPS).and_then(|()| first.set_killed_with_us(true)).map_err(explain)?;
     let begun = begin(&mut first, &saved, instruction);
+    // Should we be killed now, it goes on as it was, but for a call that was broken off.
+    let restored = first.set_registers(&saved).and_then(|()| first.set_signal_mask(mask));
+    restored.and_then(|()| first.set_killed_with_us(false)).map_err(explain)?;
     while_stopped();
     let spare = begun.as_ref().ok().map(|(staging, _)| staging.plus_pages(BATCH_PAGES as u64).plus_bytes(SPARE_OFFSET));
     restart::repeat(thread, &mut saved, mask, slept_ns, spare);
-    // The thread is put back exactly as it was, whatever happened.
-    first.set_registers(&saved).and_then(|()| first.set_signal_mask(mask)).map_err(explain)?;
+    first.set_registers(&saved).map_err(explain)?;
     drop(first);
     drop(hurried);
     let pause_ns = now_ns() - started;

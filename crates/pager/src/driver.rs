@@ -40,6 +40,7 @@ use spillway_core::streams::BLOCK_PAGES_MAX;
 
 use crate::access::Access;
 use crate::choice::Choice;
+use crate::guardian;
 use crate::placement::Placement;
 use crate::shared::Shared;
 use crate::sys::clock::now_ns;
@@ -60,7 +61,7 @@ use held_up::Deputy;
 use journeys::Journeys;
 use release::Release;
 pub use start::Wires;
-pub use takeover::{CommonsHeir, Heir};
+pub use takeover::{CommonsHeir, Heir, Heirs, YoungHeir};
 use tape::Tape;
 
 /// Page buffers: what is captured and not yet stored. 4 MiB, of which a small budget uses a part.
@@ -356,6 +357,7 @@ impl Driver {
             Heard::End => {
                 if let Some(estate) = &self.hands.estate {
                     estate.set_batch(target.id, None);
+                    guardian::ours().into_iter().for_each(|ours| estate.lose_agent(target.id, &target.uffd, ours));
                 }
                 target.agent = None;
                 target.flight = Flight::Idle;

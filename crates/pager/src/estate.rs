@@ -4,6 +4,7 @@
 //! believes none of it: numbers are checked by what they are used for, and a target that cannot be reached is passed over.
 
 mod commons;
+mod young;
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -24,6 +25,8 @@ use crate::tally::Tally;
 use crate::{Choice, Local};
 
 pub use commons::{FoundCommons, NotedRemoval, Punching};
+pub use young::{FoundYoung, Left};
+use young::{INHERITS, KEPT_BY};
 
 /// Targets that can be written down at one time, files of shared memory among them: what there is room for.
 pub const TARGETS: usize = 250;
@@ -43,9 +46,10 @@ const KIND: usize = 7;
 const INBOX: usize = 8;
 const LEAST_MAPPING: usize = INBOX + MESSAGES * 4;
 const SHARED_MEMORY: usize = LEAST_MAPPING + 1;
+const GUARDIAN: usize = SHARED_MEMORY + 1;
 const POOL: usize = 128;
 const POOL_WORDS: usize = 512;
-const _: () = assert!(SHARED_MEMORY < POOL);
+const _: () = assert!(GUARDIAN < POOL);
 /// What threads were about to remove when messages were last read: how many there are, then each.
 const REMOVALS: usize = POOL + POOL_WORDS;
 const REMOVAL_WORDS: usize = 5;
@@ -70,7 +74,7 @@ const MERGING: usize = 14;
 const ORDERED: usize = 15;
 const BATCH: usize = 16;
 const BATCH_RUNS: usize = 17;
-/// It is a file of shared memory; the words that follow are of those alone (`estate/commons.rs`).
+/// It is a file of shared memory; the words that follow are of those (`estate/commons.rs`), or of who has no agent (`estate/young.rs`).
 const COMMONS: usize = 18;
 const RUNS: usize = 32;
 const _: () = assert!(RUNS + BATCH_PAGES * 3 <= RECORD_WORDS);
@@ -128,6 +132,8 @@ pub struct Found {
     pub is_ordered: bool,
     /// What was being captured.
     pub batch: Option<Batch>,
+    /// Whether it is known what it has inherited.
+    pub inherits: bool,
 }
 
 /// See the module's documentation.
@@ -295,11 +301,12 @@ impl Estate {
         self.slots().find(|slot| self.get(slot + WHO) == u64::from(id.0) + 1)
     }
 
-    /// A slot for a target of that tree, which is not valid yet.
+    /// A slot for a target of that tree, which is not valid yet: whoever has none of its own.
     fn slot_for(&self, id: TargetId, tally: &Tally) -> Option<usize> {
         let slot = self.slot_of(id).or_else(|| self.slots().find(|slot| self.get(slot + WHO) == 0))?;
         self.set(slot + WHO, 0);
         self.set(slot + BATCH, 0);
+        self.set(slot + KEPT_BY, 0);
         self.set(slot + TREE, u64::from(tally.tree.0) | u64::from(tally.root.0.cast_unsigned()) << 32);
         self.set(slot + ROOT_BORN, tally.root.1);
         self.set(slot + WEIGHT, 0);
@@ -309,7 +316,12 @@ impl Estate {
     /// This target has this agent. False when there is no room for it.
     pub fn add(&self, id: TargetId, agent: &Agent, started: u64, tally: &Tally) -> bool {
         let Some(kept) = agent.kept else { return false };
-        let Some(slot) = self.slot_for(id, tally) else { return false };
+        // One that had none until now is valid all the while.
+        let young = self.slot_of(id).filter(|slot| self.get(slot + KEPT_BY) != 0);
+        let Some(slot) = young.or_else(|| self.slot_for(id, tally)) else { return false };
+        if young.is_none() {
+            self.set(slot + INHERITS, 1);
+        }
         self.set(slot + COMMONS, 0);
         self.set(slot + PROCESS, pair(agent.pid, agent.thread));
         self.set(slot + KNOWN_AS, pair(agent.known_as, agent.uffd));
@@ -321,6 +333,8 @@ impl Estate {
         self.set(slot + BORN, started);
         self.set(slot + MERGING, 0);
         self.set(slot + ORDERED, 0);
+        self.set(slot + BATCH, 0);
+        self.set(slot + KEPT_BY, 0);
         self.set(slot + WHO, u64::from(id.0) + 1);
         true
     }
@@ -404,7 +418,7 @@ impl Estate {
     }
 
     fn found(&self, slot: usize) -> Option<Found> {
-        let id = self.who(slot).filter(|_| self.get(slot + COMMONS) == 0)?;
+        let id = self.who(slot).filter(|_| self.get(slot + COMMONS) == 0 && self.get(slot + KEPT_BY) == 0)?;
         let ((pid, thread), (known_as, uffd)) = (halves(self.get(slot + PROCESS)), halves(self.get(slot + KNOWN_AS)));
         let (socket, memory) = halves(self.get(slot + KEPT));
         let page = |at: usize| Some(Address(self.get(slot + at))).filter(|at| at.0 < 1 << 47 && at.page() == *at);
@@ -418,12 +432,7 @@ impl Estate {
             2 => Merging::Its,
             _ => Merging::Untold,
         };
-        let stage = match self.get(slot + BATCH) {
-            1 => Some(Stage::Begun),
-            2 => Some(Stage::Collected),
-            _ => None,
-        };
-        let batch = stage.and_then(|stage| Some(Batch { stage, runs: self.runs(slot)? }));
+        let batch = self.batch(slot);
         Some(Found {
             id,
             tree,
@@ -441,7 +450,17 @@ impl Estate {
             instruction,
             is_ordered: self.get(slot + ORDERED) != 0,
             batch,
+            inherits: self.get(slot + INHERITS) != 0,
         })
+    }
+
+    fn batch(&self, slot: usize) -> Option<Batch> {
+        let stage = match self.get(slot + BATCH) {
+            1 => Stage::Begun,
+            2 => Stage::Collected,
+            _ => return None,
+        };
+        Some(Batch { stage, runs: self.runs(slot)? })
     }
 
     /// The runs of a capture, as far as they make sense: no more pages than staging has.

@@ -18,6 +18,7 @@ use spillway_store::Inheritance;
 use crate::driver::{Command, Driver, Wires};
 use crate::error::Error;
 use crate::estate::Estate;
+use crate::guardian;
 use crate::handed::{Placed, Plugged};
 use crate::merging::{self, Merged};
 use crate::remains::Remains;
@@ -25,7 +26,7 @@ use crate::shared::Shared;
 use crate::sys::fd::Bell;
 use crate::sys::sched::{lock_memory, raise_descriptor_limit};
 use crate::tally::{Tally, Trees};
-use crate::watcher::{Departure, Inherited, Request, Watcher};
+use crate::watcher::{Departure, Request, Watcher};
 use crate::{Choice, LOCAL_FLOOR_BYTES, LastingPool, Local, OnPagerDeath, Options, Snapshot, procfs};
 
 /// How long an adoption may take to come to its end: most of that is for a thread that does not stop.
@@ -124,6 +125,7 @@ impl Pager {
         let estate = lasting.map(|LastingPool { vault, url }| {
             let estate = Estate::new(vault);
             estate.set_choice(choice);
+            estate.set_guardian(guardian::ours());
             estate.claim(local, replacement);
             (estate.set_pool(&url), estate)
         });
@@ -152,17 +154,13 @@ impl Pager {
         store: Box<dyn Inheritance>,
     ) -> Result<Self, Error> {
         crate::doctor::usable()?;
-        let (root, estate, heirs, commons, claim) = remains.into_parts();
+        let (root, estate, heirs, claim) = remains.into_parts();
         let (is_daemon, choice) = (estate.is_daemon(), estate.choice());
-        let trees = heirs.iter().map(|heir| heir.found.tree).chain(commons.iter().map(|heir| heir.found.tree));
-        let next_tree = trees.map(|tree| tree.0 + 1).max().unwrap_or(0);
-        let inherited: Vec<Inherited> = heirs.iter().map(Inherited::of).collect();
-        let (tell, told) = channel();
+        let next_tree = heirs.trees().map(|tree| tree.0 + 1).max().unwrap_or(0);
         let make = {
             let estate = estate.clone();
             move |budget, wires| {
-                let driver = Driver::take_over(budget, replacement, store, estate, heirs, commons, wires)?;
-                let _ = tell.send(driver.inherited_commons());
+                let driver = Driver::take_over(budget, replacement, store, estate, heirs, wires)?;
                 Ok(driver.choose(choice))
             }
         };
@@ -173,8 +171,6 @@ impl Pager {
             Self::begin(root, None, OnPagerDeath::HoldTarget, local, choice, replacement, Some(estate), make)?;
         pager.next_tree = AtomicU32::new(next_tree);
         pager.stays = is_daemon;
-        let commons = told.recv().unwrap_or_default();
-        let _ = pager.requests.send(Request::TakeOver(inherited, commons));
         Ok(pager)
     }
 
@@ -267,13 +263,15 @@ impl Pager {
         let _ = self.commands.send(Command::End);
         self.bell.ring();
         faults.into_iter().for_each(|faults| drop(faults.join()));
+        guardian::dismiss();
     }
 
     /// Whether another pager could take over, as far as was told of late: not while a child just forked has nobody else who holds its
     /// userfaultfd, nor where not all that it must know has room.
     pub fn can_be_outlived(&self) -> bool {
         let told = &self.shared;
-        self.estate.is_some() && told.orphans.load(Relaxed) == 0 && !told.unheritable.load(Relaxed)
+        let all_are_kept = told.orphans.load(Relaxed) == 0 || guardian::ours().is_some();
+        self.estate.is_some() && all_are_kept && !told.unheritable.load(Relaxed)
     }
 
     /// Has no process in the middle of anything from now on, in order that this one may end at once and another pager take over. False,

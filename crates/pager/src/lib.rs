@@ -13,6 +13,7 @@ mod doctor;
 mod driver;
 mod error;
 pub mod estate;
+pub mod guardian;
 pub mod handed;
 mod handle;
 mod kernel_file;

@@ -16,9 +16,9 @@ use spillway_core::shares::Share;
 use spillway_store::vault::{self, Claim, Vault};
 
 use crate::adopt::Agent;
-use crate::driver::{CommonsHeir, DEPUTY_NAME, Heir};
+use crate::driver::{CommonsHeir, DEPUTY_NAME, Heir, Heirs, YoungHeir};
 use crate::error::Error;
-use crate::estate::{Estate, Found};
+use crate::estate::{Estate, Found, FoundYoung};
 use crate::merging::Merging;
 use crate::sys::agent::Memory;
 use crate::sys::fd::{Heard, receive_byte};
@@ -44,8 +44,7 @@ const OPENED_WITHIN_LOOKS: u32 = 5;
 pub struct Remains {
     root: i32,
     estate: Estate,
-    heirs: Vec<Heir>,
-    commons: Vec<CommonsHeir>,
+    heirs: Heirs,
     claim: Claim,
 }
 
@@ -178,7 +177,8 @@ impl Remains {
         }
         let root = if heirs.iter().any(|heir| heir.found.pid == pid) { pid } else { heirs[0].found.pid };
         let commons = commons_of(&estate, &heirs, pid)?;
-        Ok(Self { root, estate, heirs, commons, claim })
+        let young = young_of(&estate, &heirs);
+        Ok(Self { root, estate, heirs: Heirs { processes: heirs, young, commons }, claim })
     }
 
     /// Whether a daemon has left it.
@@ -190,7 +190,7 @@ impl Remains {
     /// The processes that wait.
     #[must_use]
     pub fn pids(&self) -> Vec<i32> {
-        self.heirs.iter().map(|heir| heir.found.pid).collect()
+        self.heirs.processes.iter().map(|heir| heir.found.pid).collect()
     }
 
     /// The pool's URL.
@@ -224,8 +224,8 @@ impl Remains {
     }
 
     /// The claim is to be held until the estate names this process.
-    pub(crate) fn into_parts(self) -> (i32, Estate, Vec<Heir>, Vec<CommonsHeir>, Claim) {
-        (self.root, self.estate, self.heirs, self.commons, self.claim)
+    pub(crate) fn into_parts(self) -> (i32, Estate, Heirs, Claim) {
+        (self.root, self.estate, self.heirs, self.claim)
     }
 }
 
@@ -233,6 +233,16 @@ impl Remains {
 fn tally_of(heirs: &[Heir], tree: TreeId, root: (i32, u64), share: Share) -> Arc<Tally> {
     let known = heirs.iter().map(|heir| &heir.tally).find(|tally| tally.tree == tree);
     known.map_or_else(|| Tally::new(tree, root, share, false), Arc::clone)
+}
+
+/// Targets that had no agent. One whose userfaultfd nobody has kept is lost.
+fn young_of(estate: &Estate, heirs: &[Heir]) -> Vec<YoungHeir> {
+    let heir = |found: FoundYoung| {
+        let uffd = found.guardian.keeps(found.number)?;
+        let tally = tally_of(heirs, found.tree, found.root, found.share);
+        Some(YoungHeir { found, uffd, tally })
+    };
+    estate.young().into_iter().filter_map(heir).collect()
 }
 
 /// Files of memory that were managed. One that nobody has any more is gone, and all pages of it.

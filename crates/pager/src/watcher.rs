@@ -297,9 +297,10 @@ impl Watcher {
             Report::Removal { target, span, number, is_shared } => {
                 self.removals.announced(target, span, number, is_shared);
             }
-            Report::Forked { parent, child, uffd, tally } => {
+            Report::Forked { parent, child, uffd, tally, taken_over } => {
                 self.tree_at = None;
-                self.orphans.push(Orphan::new(child, parent, uffd, None, tally));
+                let orphan = Orphan::new(child, parent, uffd, None, tally);
+                self.orphans.push(taken_over.into_iter().fold(orphan, Orphan::taken_over));
                 self.tell_managed();
             }
             Report::Thread(target, seen) => self.hear_of_child(target, seen),

@@ -11,7 +11,7 @@ use crate::memory::Slot;
 use crate::world::World;
 
 /// Steps within which everything must come to rest, when each takes its turn. The longest lawful wait is the overdraft's.
-const REST_STEPS: u64 = 400_000;
+const REST_STEPS: u64 = 2_000_000;
 /// Steps that everything must have been at rest for, and without a capture, for each page that is mapped: all may be
 /// tried one after the other.
 const RESTED_FOR_EACH: u64 = 100;

@@ -14,12 +14,13 @@ use spillway_core::pager::{Pager, Plan};
 use crate::agent::Moved;
 use crate::capture::Flight;
 use crate::driver::{Driver, Parts};
+use crate::fork::Forking;
 use crate::kernel::{Kernel, Work};
-use crate::memory::{address, range, slot};
+use crate::memory::{address, range, slot, span};
 use crate::mutation::Mutation;
 use crate::reader::Buffered;
 use crate::target::Target;
-use crate::uffd::Message;
+use crate::uffd::{Event, Message};
 
 /// What a killed pager leaves its thread with.
 pub struct Killed;
@@ -55,7 +56,7 @@ impl Driver {
     pub(crate) fn may_die(&self) -> bool {
         use crate::letters::Command::{Add, Equip, Release};
         let promised = self.commands.iter().any(|it| matches!(it, Add { .. } | Equip { .. } | Release));
-        self.release.is_none() && self.forking.is_none() && !promised
+        self.release.is_none() && !promised
     }
 
     /// The driver that finds what this one has left behind.
@@ -65,7 +66,8 @@ impl Driver {
     pub(crate) fn succeed(self, kernel: &mut Kernel, chance: u64) -> Result<Self, String> {
         let mutation = self.mutation;
         let (budget, replacement) = (self.core.budget(), self.core.replacement());
-        let Parts { mut store, estate, buffers, mut batches, mut inbox, last, numbers, targets } = self.into_parts();
+        let Parts { mut store, estate, buffers, mut batches, mut young, mut inbox, last, numbers, targets } =
+            self.into_parts();
         if mutation == Some(Mutation::ForgetStaging) {
             batches.clear();
         }
@@ -81,40 +83,55 @@ impl Driver {
         core.each_handle(|handle| *references.entry(handle).or_insert(0) += 1);
         store.recount(&references);
 
+        let done = core.last_event();
         // An event that was applied may still be in its place among those that were read.
-        inbox.extend(last.filter(|_| chance.is_multiple_of(2)));
+        let is_applied = |number: u64| number <= done;
+        inbox.extend(last.filter(|&(_, _, number)| !is_applied(number) || chance.is_multiple_of(2)));
         inbox.make_contiguous().sort_by_key(|(_, _, number)| *number);
         inbox.retain(|(_, message, _)| matches!(message, Message::Event(_)));
         if mutation == Some(Mutation::ForgetEvents) {
             inbox.clear();
         }
-        let done = core.last_event();
-        inbox.retain(|(_, _, number)| *number > done || mutation == Some(Mutation::ApplyTwice));
+        inbox.retain(|&(_, _, number)| !is_applied(number) || mutation == Some(Mutation::ApplyTwice));
         let mut driver = Self::with(core, store, mutation, Some(estate));
         (driver.inbox, driver.numbers) = (inbox, numbers);
         // What was found of their bytes is not known any more.
         driver.buffers = buffers.into_iter().map(|held| Buffered { same_as: None, ..held }).collect();
         (driver.excused, driver.batches, driver.succeeds) = (true, batches, true);
-        let known: Vec<(TargetId, usize, Option<usize>)> = targets;
+        // Those that had yet to come to be do so when their fork is heard of again.
+        young.retain(|_, young| young.event <= done && mutation != Some(Mutation::ForgetChildren));
+        driver.young = young;
         driver.targets.resize_with(driver.core.targets() as usize, || None);
         for id in (0..driver.core.targets()).map(TargetId) {
-            if known.iter().all(|(known, ..)| *known != id) {
+            if targets.iter().all(|(known, ..)| *known != id) && !driver.young.contains_key(&id) {
+                driver.bring_up_children_of(id, kernel);
                 driver.core.ended(id);
             }
         }
+        let has_agent = |id: &TargetId| targets.iter().any(|(known, ..)| known == id);
+        let children = driver.young.iter().filter(|(id, _)| !has_agent(id)).map(|(&id, young)| (id, young.space, None));
+        let equipped = targets.iter().map(|&(id, space, agent)| (id, space, Some(agent)));
+        let known: Vec<(TargetId, usize, Option<usize>)> = equipped.chain(children).collect();
         for (id, space, agent) in known {
-            if agent.is_none_or(|agent| kernel.threads[agent].dead) {
+            if agent.is_some_and(|agent| kernel.threads[agent].dead) {
                 driver.lose_batch(id);
+                driver.bring_up_children_of(id, kernel);
                 driver.core.ended(id);
                 continue;
             }
             let mut target = Target::new(id, space, agent);
             target.doubtful = true;
             target.forked = true;
+            if let Some(young) = driver.young.get(&id) {
+                (target.parent, target.inherits, target.is_known) = (young.parent, young.inherits, false);
+            }
             if agent.is_some_and(|agent| matches!(kernel.threads[agent].work, Work::Populate(_))) {
                 target.flight = Flight::Other;
             }
             driver.targets[id.0 as usize] = Some(target);
+            if agent.is_some() {
+                driver.note_thread(id.0 as usize);
+            }
             driver.take_up_capture(kernel, id);
             // A removal that concerned no page that was known may be under way all the same.
             let spans: Vec<_> = driver.core.regions().of(id).map(|region| range(region.span)).collect();
@@ -125,6 +142,24 @@ impl Driver {
             }
         }
         Ok(driver)
+    }
+
+    /// Nobody has `id` any more. What it had done before was read, and whom it has forked by then may be there.
+    fn bring_up_children_of(&mut self, id: TargetId, kernel: &mut Kernel) {
+        let (its, others) = std::mem::take(&mut self.inbox).into_iter().partition(|(at, ..)| *at == id.0 as usize);
+        let its: Inbox = its;
+        self.inbox = others;
+        for (_, message, number) in its {
+            let Message::Event(event) = message else { continue };
+            self.core.begin_event(number);
+            match event {
+                Event::Remove(pages) => drop(self.core.removed(id, span(&pages))),
+                Event::Unmap(pages) => self.core.unmapped(id, span(&pages), &[]),
+                Event::Remap { from, to } => self.core.remapped(id, span(&from), address(to)),
+                Event::Fork(_) if self.is(Mutation::ForgetChildren) => {}
+                Event::Fork(child) => self.end_fork(kernel, Forking { parent: id, child, begun: kernel.now }, true),
+            }
+        }
     }
 
     /// What became of the capture that was begun.

@@ -23,7 +23,7 @@ use crate::reader::{Buffered, Reader};
 use crate::release::Release;
 use crate::removals::Outstanding;
 use crate::store::{Got, Put, Store};
-use crate::target::{Target, Waiting};
+use crate::target::{Target, Waiting, Young};
 use crate::uffd::{Event, Message};
 
 /// Messages read at once.
@@ -73,6 +73,8 @@ pub struct Driver {
     pub(crate) numbers: u64,
     /// Captures under way, for whoever takes over.
     pub(crate) batches: BTreeMap<TargetId, Batch>,
+    /// Targets without an agent, for whoever takes over.
+    pub(crate) young: BTreeMap<TargetId, Young>,
     /// What outlives this driver, if it may be killed.
     pub(crate) estate: Option<Estate>,
     /// It has taken over from one that was killed.
@@ -134,6 +136,7 @@ impl Driver {
             last: None,
             numbers: 0,
             batches: BTreeMap::new(),
+            young: BTreeMap::new(),
             graves: Vec::new(),
             estate,
             succeeds: false,
@@ -432,6 +435,10 @@ impl Driver {
     pub(crate) fn register(&mut self, kernel: &mut Kernel, id: TargetId, spans: &[Span]) -> Vec<Span> {
         let mut new = Vec::new();
         if let Some(target) = self.targets[id.0 as usize].as_mut() {
+            if !target.inherits {
+                // What it has mapped since would be taken for what it has inherited.
+                return new;
+            }
             target.scanned = true;
         }
         for &seen in spans {
@@ -450,9 +457,10 @@ impl Driver {
 
     /// What is left of it when it is killed.
     pub(crate) fn into_parts(self) -> Parts {
-        let Self { store, estate, buffers, batches, inbox, last, numbers, targets, .. } = self;
-        let targets = targets.into_iter().flatten().map(|target| (target.id, target.space, target.agent)).collect();
-        Parts { store, estate, buffers, batches, inbox, last, numbers, targets }
+        let Self { store, estate, buffers, batches, young, inbox, last, numbers, targets, .. } = self;
+        let equipped = |target: Target| Some((target.id, target.space, target.agent?));
+        let targets = targets.into_iter().flatten().filter_map(equipped).collect();
+        Parts { store, estate, buffers, batches, young, inbox, last, numbers, targets }
     }
 
     /// Goes on with the loop although a command waits.
@@ -480,5 +488,7 @@ pub(crate) struct Parts {
     pub(crate) inbox: Inbox,
     pub(crate) last: Option<(usize, Message, u64)>,
     pub(crate) numbers: u64,
-    pub(crate) targets: Vec<(TargetId, usize, Option<usize>)>,
+    pub(crate) young: BTreeMap<TargetId, Young>,
+    /// Those with an agent, and which.
+    pub(crate) targets: Vec<(TargetId, usize, usize)>,
 }

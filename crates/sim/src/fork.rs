@@ -10,7 +10,8 @@ use crate::kernel::Kernel;
 use crate::letters::Report;
 use crate::memory::{range, slot, span};
 use crate::mutation::Mutation;
-use crate::target::Target;
+use crate::target::{Target, Young};
+use crate::uffd::{Event, Message};
 
 /// How long a fork may wait for the store where there are too few buffers for copies, and where there are enough, in steps of
 /// anyone.
@@ -20,12 +21,18 @@ const COPY_AFTER: u64 = 100;
 /// A fork that was heard of.
 #[derive(Clone, Copy, Debug)]
 pub struct Forking {
-    parent: TargetId,
-    child: usize,
-    begun: u64,
+    pub(crate) parent: TargetId,
+    pub(crate) child: usize,
+    pub(crate) begun: u64,
 }
 
 impl Driver {
+    /// Whether the next step is, or may be, that of a fork.
+    pub(crate) fn is_forking(&self) -> bool {
+        let is_fork = |message: &Message| matches!(message, Message::Event(Event::Fork(_)));
+        self.forking.is_some() || self.inbox.front().is_some_and(|(_, message, _)| is_fork(message))
+    }
+
     /// `parent` forked into the address space `child`.
     pub(crate) fn fork(&mut self, kernel: &mut Kernel, parent: TargetId, child: usize) {
         self.excused = true;
@@ -59,18 +66,22 @@ impl Driver {
         self.end_fork(kernel, forking, late);
     }
 
-    fn end_fork(&mut self, kernel: &mut Kernel, Forking { parent, child, .. }: Forking, late: bool) {
+    pub(crate) fn end_fork(&mut self, kernel: &mut Kernel, Forking { parent, child, .. }: Forking, late: bool) {
         self.excused = true;
         let buffered = self.buffered(parent);
-        let mut copies: Vec<BufferCopy> = Vec::new();
-        let (store, mutation) = (&mut self.store, self.mutation);
+        let event = self.core.last_event();
+        self.young
+            .insert(self.core.next_target(), Young { space: child, parent: Some(parent), event, inherits: false });
+        self.point();
+        let (store, buffers, mutation) = (&mut self.store, &mut self.buffers, self.mutation);
         let share = |bits: HandleBits| if mutation == Some(Mutation::ShareNothing) { bits } else { store.share(bits) };
-        let id = self.core.forked(parent, share, &mut copies);
-        for BufferCopy { from, to } in copies {
-            if !self.is(Mutation::CopyNothing) {
-                self.buffers[to.0 as usize] = self.buffers[from.0 as usize];
+        let copy = |BufferCopy { from, to }| {
+            if mutation != Some(Mutation::CopyNothing) {
+                buffers[to.0 as usize] = buffers[from.0 as usize];
             }
-        }
+        };
+        let id = self.core.forked(parent, share, copy);
+        self.point();
         for (at, value) in buffered {
             let lost = self.page_at(id, at).is_some_and(|page| self.core.state_of(page) == State::Lost);
             // The core has no place for them while the store declines, or takes too long: the child loses them, loudly.
@@ -124,6 +135,11 @@ impl Driver {
                 self.core.removed(id, span(&(at..at + 1)));
             }
         }
+        self.young.entry(id).and_modify(|young| young.inherits = true);
+        if self.targets[id.0 as usize].as_ref().is_some_and(|target| target.agent.is_some()) {
+            self.young.remove(&id);
+        }
+        self.reports.push_back(Report::Rescan(id));
     }
 
     /// The slots of `target` whose pages are in buffers, and what they hold.

@@ -84,11 +84,13 @@ pub enum Mutation {
     ForgetWake,
     /// Drops the record of a capture before its pages are in their buffers.
     ReadTooEarly,
+    /// Takes over without those who have no agent.
+    ForgetChildren,
 }
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 40] = [
+    pub const ALL: [Self; 41] = [
         Self::ReadDuringCapture,
         Self::ServeBeforeChanges,
         Self::CaptureRemoving,
@@ -129,5 +131,6 @@ impl Mutation {
         Self::ApplyTwice,
         Self::ForgetWake,
         Self::ReadTooEarly,
+        Self::ForgetChildren,
     ];
 }

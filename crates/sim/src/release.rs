@@ -29,11 +29,12 @@ impl Driver {
                 self.add(Target::new(id, space, Some(agent)));
                 self.reports.push_back(Report::Added(id, space));
             }
-            Command::Equip { target, agent } => {
-                if let Some(target) = &mut self.targets[target.0 as usize] {
+            Command::Equip { target: id, agent } => {
+                if let Some(target) = &mut self.targets[id.0 as usize] {
                     (target.parent, target.agent) = (None, Some(agent));
                     let at = target.id.0 as usize;
                     self.note_thread(at);
+                    self.young.retain(|young, record| *young != id || !record.inherits);
                 }
             }
             Command::Inherit { target, wiped, has, changes } => self.inherit(kernel, target, (&wiped, &has), changes),
@@ -51,6 +52,7 @@ impl Driver {
             Command::RemovalOver { target, removal } => self.removal_over(target, removal),
             Command::Ended { target } => {
                 self.batches.remove(&target);
+                self.young.remove(&target);
                 self.graves.push(target);
                 self.outstanding.forget(target);
                 let gone = self.targets[target.0 as usize].take();

@@ -17,6 +17,19 @@ pub struct Waiting {
     pub thread: usize,
 }
 
+/// The record of a target without an agent, whose userfaultfd outlives the pager.
+#[derive(Clone, Copy, Debug)]
+pub struct Young {
+    /// Which address space.
+    pub space: usize,
+    /// Whose forked child it is.
+    pub parent: Option<TargetId>,
+    /// By which event.
+    pub event: u64,
+    /// What it has inherited is in the table.
+    pub inherits: bool,
+}
+
 /// See the module's documentation.
 #[derive(Debug)]
 pub struct Target {

@@ -48,8 +48,8 @@ pub struct Watcher {
 
 impl Watcher {
     /// The watcher of a pager that takes over: it knows of what was managed, and looks at everything again.
-    pub fn succeed(targets: impl Iterator<Item = (TargetId, usize)>) -> Self {
-        let known = |(target, space)| Known { target, space, equipped: true, rescan: true, unseen: true };
+    pub fn succeed(targets: impl Iterator<Item = (TargetId, usize, bool)>) -> Self {
+        let known = |(target, space, equipped)| Known { target, space, equipped, rescan: true, unseen: true };
         Self { known: targets.map(known).collect(), ..Self::default() }
     }
 

@@ -29,6 +29,8 @@ pub const DEATHS_AFAR: u64 = 1 << 33;
 
 /// Of how many steps of the pager it is killed within one, or behind one.
 const DEATH_EVERY: usize = 250;
+/// And one of so many in which a fork is heard of, which is seldom.
+const DEATH_EVERY_FORK: usize = 4;
 
 /// What a run is asked to do.
 #[derive(Clone, Copy, Debug)]
@@ -131,10 +133,6 @@ impl World {
             setting.replacement = Setting::draw_replacement(&mut taste);
             setting.changes_replacement = taste.percent(30);
         }
-        if fate.is_some() {
-            // Nobody outlives the pager for a child just forked.
-            setting.habits.processes_most = 0;
-        }
         let mut kernel = Kernel::new(setting.habits.clone(), trace);
         for _ in 0..setting.guests {
             let start = rng.below(setting.space_pages - setting.mapped_pages + 1);
@@ -232,7 +230,8 @@ impl World {
 
     /// A step of the pager, which may be its last, or be cut short.
     fn live_or_die(&mut self) -> Result<(), Failure> {
-        let lives = self.fate.as_mut().and_then(|fate| (fate.below(DEATH_EVERY) == 0).then(|| fate.below(8)));
+        let every = if self.driver.is_forking() { DEATH_EVERY_FORK } else { DEATH_EVERY };
+        let lives = self.fate.as_mut().and_then(|fate| (fate.below(every) == 0).then(|| fate.below(8)));
         let Some(lives) = lives.filter(|_| self.driver.may_die()) else { return self.step_pager() };
         // Where a panic ends the process, pagers are killed between their steps only.
         self.driver.lives = cfg!(panic = "unwind").then(|| u32::try_from(lives).expect("below 8"));
@@ -261,7 +260,8 @@ impl World {
         let fresh = Driver::new(self.setting.budget, 0, Store::new(false, None), None);
         let killed = std::mem::replace(&mut self.driver, fresh);
         self.driver = killed.succeed(&mut self.kernel, chance).map_err(Failure::new)?;
-        let targets = self.driver.targets.iter().flatten().map(|target| (target.id, target.space));
+        let targets =
+            self.driver.targets.iter().flatten().map(|target| (target.id, target.space, target.agent.is_some()));
         self.watcher = Watcher::succeed(targets);
         self.driver.core.audit();
         self.kernel.trace.note(self.kernel.now, || "another pager has taken over".into());

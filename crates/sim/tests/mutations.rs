@@ -17,6 +17,7 @@ fn first_seed(mutation: Mutation) -> u64 {
         Mutation::AnnounceKnownOnly => RARE[5],
         Mutation::TrustRemovalOver => RARE[6],
         Mutation::ForgetStaging | Mutation::ForgetEvents | Mutation::ForgetWake | Mutation::ReadTooEarly => DEATHS,
+        Mutation::ForgetChildren => DEATHS,
         Mutation::ApplyTwice => DEATHS + RARE[4],
         _ => 0,
     }
@@ -87,4 +88,5 @@ caught! {
     apply_twice ApplyTwice
     forget_wake ForgetWake
     read_too_early ReadTooEarly
+    forget_children ForgetChildren
 }

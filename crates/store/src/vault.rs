@@ -37,7 +37,7 @@ pub(crate) use slabs::{Slabs, Use};
 /// The name of the file: how it is recognised.
 pub const NAME: &str = "spillway-vault";
 /// Changes when anything in the file is laid out differently.
-pub const VERSION: u64 = 3;
+pub const VERSION: u64 = 4;
 /// Page buffers that there is room for.
 pub const BUFFERS: usize = BUFFER_EXTENTS * EXTENT / PAGE_BYTES;
 /// Words for the pager's own use.

@@ -10,9 +10,13 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// Where it is, if it is not where this user's control sockets are; `off` for nowhere.
 const VARIABLE: &str = "SPILLWAY_DAEMON";
+
+/// How long what a daemon had open may stay so when it is dead: its guardian closes it.
+const CLOSED_WITHIN: Duration = Duration::from_millis(500);
 
 /// Where this user's daemon listens, if it runs; none where none is wanted.
 pub(crate) fn path() -> Option<PathBuf> {
@@ -47,7 +51,7 @@ impl Place {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
         let mut lock = options.open(path.with_extension("lock")).map_err(refused)?;
-        if !sys::lock(&lock).map_err(refused)? {
+        if !locked(&lock).map_err(refused)? {
             let mut pid = String::new();
             let _ = lock.read_to_string(&mut pid);
             return Err(Failure::refused(format!(
@@ -73,6 +77,20 @@ impl Place {
     /// Where it is.
     pub(super) fn path(&self) -> &Path {
         &self.path
+    }
+}
+
+/// Takes the lock, unless somebody has it who lives.
+fn locked(lock: &File) -> std::io::Result<bool> {
+    let begun = Instant::now();
+    loop {
+        if sys::lock(lock)? {
+            return Ok(true);
+        }
+        if begun.elapsed() > CLOSED_WITHIN {
+            return Ok(false);
+        }
+        std::thread::sleep(Duration::from_millis(2));
     }
 }
 

@@ -27,6 +27,7 @@ pub fn end_agent_left_alone(pid: i32, thread: i32, seized: &mut Option<Seized>) 
 fn halted(thread: i32, seized: Option<Seized>) -> Result<(Seized, Registers), CallError> {
     let mut seized = seized.map_or_else(|| Seized::new(thread), Ok)?;
     seized.stop()?;
+    seized.set_killed_with_us(true)?;
     seized.set_signal_mask(ALL_BUT_TRAPS)?;
     let registers = seized.registers()?;
     Ok((seized, registers))

@@ -7,7 +7,7 @@ use spillway_core::{Address, PAGE_BYTES_U64, Span};
 
 use super::{Agent, Given, Kept, NAME, SCRATCH_BYTES, STAGING_BYTES, bits, explain, pieces};
 use crate::error::Error;
-use crate::sys::agent::{BATCH_PAGES, CODE_BYTES, CONTROL_BYTES, Layout, Memory};
+use crate::sys::agent::{BATCH_PAGES, CODE_BYTES, CONTROL_BYTES, Layout, Memory, last_call_offset};
 use crate::sys::fd::{Rights, send_fd};
 use crate::sys::process;
 use crate::sys::ptrace::{ALL_SIGNALS, CallError, Registers, Seized};
@@ -22,8 +22,12 @@ pub(super) struct Setup {
     /// As long as it is at work.
     _hurried: Option<Hurried>,
     registers: Registers,
+    /// A system call in the target, and the one that the helper's are made at.
+    vdso: u64,
     instruction: u64,
     staging: Address,
+    /// What is mapped besides that.
+    mapped: Vec<(Address, u64)>,
     /// Descriptors in its table, which may be the target's, that the helper has yet to close.
     open: Vec<i32>,
 }
@@ -35,7 +39,8 @@ impl Setup {
         let hurried = Hurried::new(helper.thread());
         helper.await_first_stop()?;
         let registers = helper.registers()?;
-        Ok(Self { pid, helper, _hurried: hurried, registers, instruction, staging, open: Vec::new() })
+        let (vdso, mapped, open) = (instruction, Vec::new(), Vec::new());
+        Ok(Self { pid, helper, _hurried: hurried, registers, vdso, instruction, staging, mapped, open })
     }
 
     pub(super) fn run(
@@ -67,6 +72,12 @@ impl Setup {
         let flags = u64::from(libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
         let file = self.open(libc::SYS_memfd_create, [scratch.0, flags, 0, 0, 0, 0])?;
         let memory = Memory::new(take(file)?).map_err(system("mapping the agent's memory"))?;
+        let behind = scratch.plus_bytes(SCRATCH_BYTES);
+        let code = self.map(file, behind, (0, CODE_BYTES), libc::PROT_READ | libc::PROT_EXEC)?;
+        // Should we be killed from here on, it ends: it would take the program with it, or go on behind a call of the program's own.
+        self.instruction = code.0 + last_call_offset();
+        self.helper.set_killed_with_us(false).map_err(|error| explain(pid, error))?;
+        self.helper.stop_at_calls();
 
         let packets = bits(libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC);
         self.call(libc::SYS_socketpair, [bits(libc::AF_UNIX), packets, 0, scratch.0, 0, 0])?;
@@ -100,13 +111,7 @@ impl Setup {
         let vault = vault.map(|vault| self.receive(socket.as_fd(), vault, theirs, scratch)).transpose()?;
         let kept = vault.map(|_| Kept { socket: ours, memory: file });
 
-        let behind = scratch.0 + SCRATCH_BYTES;
-        let map = |setup: &mut Self, offset, bytes, protection| {
-            let arguments = [behind + offset, bytes, bits(protection), bits(libc::MAP_SHARED), bits(file), offset];
-            setup.call(libc::SYS_mmap, arguments)
-        };
-        let code = Address(map(self, 0, CODE_BYTES, libc::PROT_READ | libc::PROT_EXEC)?);
-        let control = Address(map(self, CODE_BYTES, CONTROL_BYTES, libc::PROT_READ | libc::PROT_WRITE)?);
+        let control = self.map(file, behind, (CODE_BYTES, CONTROL_BYTES), libc::PROT_READ | libc::PROT_WRITE)?;
         let layout = Layout { staging: self.staging, scratch, control, code };
         for (start, bytes) in pieces(&layout) {
             self.call(libc::SYS_madvise, [start.0, bytes, bits(libc::MADV_DONTFORK), 0, 0, 0])?;
@@ -132,7 +137,7 @@ impl Setup {
         } else {
             None
         };
-        let instruction = self.instruction;
+        let instruction = self.vdso;
         let known_as = i32::try_from(known_as).unwrap_or(0);
         let agent = Agent {
             pid,
@@ -150,6 +155,20 @@ impl Setup {
             instruction,
         };
         Ok((agent, fresh))
+    }
+
+    /// Maps a part of the agent's file near its place behind `from`.
+    fn map(
+        &mut self,
+        file: i32,
+        from: Address,
+        (offset, bytes): (u64, u64),
+        protection: i32,
+    ) -> Result<Address, Error> {
+        let arguments = [from.0 + offset, bytes, bits(protection), bits(libc::MAP_SHARED), bits(file), offset];
+        let mapped = Address(self.call(libc::SYS_mmap, arguments)?);
+        self.mapped.push((mapped, bytes));
+        Ok(mapped)
     }
 
     /// Closes what is open in the agent's own table but for what it `keeps`, and points it at its code.
@@ -292,13 +311,19 @@ impl Setup {
         answer.map(|(value, _)| value).map_err(|error| explain(self.pid, error))
     }
 
-    /// Ends the helper; `undo` also takes back the mapping it works in.
+    /// Ends the helper; `undo` also takes back what was mapped.
     pub(super) fn finish(mut self, undo: bool) -> Result<(), Error> {
         for fd in std::mem::take(&mut self.open) {
             let _ = self.call(libc::SYS_close, [bits(fd), 0, 0, 0, 0, 0]);
         }
         if undo {
-            let _ = self.call(libc::SYS_munmap, [self.staging.0, STAGING_BYTES + SCRATCH_BYTES, 0, 0, 0, 0]);
+            // The code that it stands in is among that.
+            self.helper.set_killed_with_us(true).map_err(|error| explain(self.pid, error))?;
+            self.instruction = self.vdso;
+            let mapped = std::mem::take(&mut self.mapped);
+            for (start, bytes) in mapped.into_iter().chain([(self.staging, STAGING_BYTES + SCRATCH_BYTES)]) {
+                let _ = self.call(libc::SYS_munmap, [start.0, bytes, 0, 0, 0, 0]);
+            }
         }
         self.helper.exit(&self.registers, self.instruction, 0).map_err(|error| explain(self.pid, error))
     }

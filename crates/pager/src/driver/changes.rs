@@ -9,9 +9,10 @@ use spillway_core::{Address, Span, TargetId};
 use super::hands::{to_bits, to_handle};
 use super::{Driver, RETRY_NS, Report};
 use crate::merging::Merging;
-use crate::sys::clock::now_ns;
+use crate::sys::clock::{now_ns, ticks_since_boot};
 use crate::sys::fd::{poll, readable};
 use crate::sys::uffd::{Event, Uffd};
+use crate::tally::Tally;
 use crate::target::Target;
 use crate::watcher::Request;
 
@@ -62,7 +63,7 @@ impl Driver {
                 let _ = target.uffd.wake(span);
                 self.views_changed(at, span, Some(to));
             }
-            Event::Fork(uffd) => self.fork(at, uffd),
+            Event::Fork(uffd) => self.fork(at, uffd, false),
             Event::Fault { .. } | Event::Unknown => {}
         }
     }
@@ -156,26 +157,35 @@ impl Driver {
         }
     }
 
-    fn fork(&mut self, at: usize, uffd: Uffd) {
+    /// A target forked. `late`: another pager has read of it, so that what the parent has may have changed since.
+    pub(super) fn fork(&mut self, at: usize, uffd: Uffd, late: bool) {
         let Some(target) = &self.targets[at] else { return };
         let (parent, tally, leaving) = (target.id, Arc::clone(&target.tally), target.leaving);
         let (inherits_merging, marked) = (target.merging == Merging::Ours, target.marked.clone());
+        let mut child = self.child_of(parent, uffd, tally);
+        self.inherit_views(parent, child.id, &child.uffd);
+        (child.parent, child.leaving) = (Some(parent), leaving);
+        (child.inherits_merging, child.marked) = (inherits_merging, marked);
+        self.add_young(child, late.then(ticks_since_boot));
+    }
+
+    /// The child of `parent`, which may have ended meanwhile, with its share of what is out.
+    pub(super) fn child_of(&mut self, parent: TargetId, uffd: Uffd, tally: Arc<Tally>) -> Target {
         self.hands.finish_reading(true, &mut self.core);
         // Parent and child can share what is in the store, and not what is in a buffer: those are copied, if need be.
         self.write_all();
-        let mut copies: Vec<BufferCopy> = Vec::new();
-        let store = &mut self.hands.store;
+        self.write_down_child(self.core.next_target(), parent, &uffd, &tally);
+        let (store, buffers) = (&mut self.hands.store, &mut self.hands.buffers);
         let share = |bits| to_bits(store.share(to_handle(bits)));
-        let child = self.core.forked(parent, share, &mut copies);
-        for BufferCopy { from, to } in copies {
-            self.hands.buffers.copy(from, to);
-        }
-        let report = Report::Forked { parent, child, uffd: uffd.clone(), tally: Arc::clone(&tally) };
-        let _ = self.reports.send(Request::Report(report));
-        self.inherit_views(parent, child, &uffd);
-        let target = Target::new(child, 0, uffd, None, tally);
-        let child =
-            Target { parent: Some(parent), forked: true, inherits: false, inherits_merging, marked, leaving, ..target };
-        self.add(child);
+        let child = self.core.forked(parent, share, |BufferCopy { from, to }| buffers.copy(from, to));
+        Target { inherits: false, ..Target::new(child, 0, uffd, None, tally) }
+    }
+
+    /// A target without an agent, which another pager was told of if it says when.
+    pub(super) fn add_young(&mut self, target: Target, taken_over: Option<u64>) {
+        let (parent, child) = (target.parent, target.id);
+        let (uffd, tally) = (target.uffd.clone(), Arc::clone(&target.tally));
+        let _ = self.reports.send(Request::Report(Report::Forked { parent, child, uffd, tally, taken_over }));
+        self.add(Target { forked: true, ..target });
     }
 }

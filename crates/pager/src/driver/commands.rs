@@ -277,14 +277,16 @@ pub enum Report {
     },
     /// A target forked; the userfaultfd is a copy of the child's.
     Forked {
-        /// The parent.
-        parent: TargetId,
+        /// The parent, if it is there.
+        parent: Option<TargetId>,
         /// The child.
         child: TargetId,
         /// The child's userfaultfd.
         uffd: Uffd,
         /// What is told of their tree.
         tally: Arc<Tally>,
+        /// When that was, in clock ticks since boot, if another pager was told of it.
+        taken_over: Option<u64>,
     },
     /// A thread of a forked child raised a fault: so this is whose address space it is. What it has inherited is to be told.
     Thread(TargetId, Seen),
@@ -480,6 +482,7 @@ impl Driver {
             return;
         }
         target.inherits = true;
+        let is_handed = target.handed;
         self.forget_views_but(id, has);
         let regions: Vec<Span> = self.core.regions().of(id).map(|region| region.span).collect();
         for region in regions {
@@ -491,6 +494,11 @@ impl Driver {
             if self.core.removed(id, span) {
                 self.announce(id, span);
             }
+        }
+        self.hands.estate.iter().for_each(|estate| estate.set_inherits(id));
+        if !is_handed {
+            // What it has mapped since its fork may be registered from now on.
+            let _ = self.reports.send(Request::Report(Report::Rescan(id)));
         }
     }
 }

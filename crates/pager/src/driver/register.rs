@@ -17,6 +17,10 @@ impl Driver {
     /// filled apart are never one mapping again.
     pub(super) fn register(&mut self, id: TargetId, stretches: &[Stretch]) -> Vec<Span> {
         let Some(Some(target)) = self.targets.get_mut(id.0 as usize) else { return Vec::new() };
+        if !target.inherits && !target.handed {
+            // What it has mapped since its fork would be taken for what it has inherited.
+            return Vec::new();
+        }
         let at_rest = target.unmapped.is_empty() && !target.uffd.is_changing();
         let regions = self.core.regions();
         let is_known = |stretch: &Stretch| at_rest && stretch.mappings.iter().all(|&span| regions.covers(id, span));

@@ -2,6 +2,7 @@
 //! [`spillway_core::lasting`], docs/decisions/0021.
 
 mod commons;
+mod young;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -11,21 +12,25 @@ use spillway_core::evict::{Bytes, Captured, Run};
 use spillway_core::page::State;
 use spillway_core::pager::{Budget, Pager, Plan, Stop};
 use spillway_core::policy::Settings;
-use spillway_core::{PAGE_BYTES_U64, Span, TargetId};
+use spillway_core::{PAGE_BYTES_U64, Span, TargetId, TreeId};
 use spillway_store::{Handle, Inheritance, Urgency};
 
 use super::hands::to_handle;
 use super::moved::Moved;
-use super::{Driver, Wires};
+use super::{Driver, Report, Seen, Wires};
 use crate::adopt::Agent;
 use crate::error::Error;
 use crate::estate::{Estate, Found, Stage};
+use crate::guardian;
 use crate::sys::message::MESSAGES;
-use crate::sys::uffd::{Message, Uffd};
+use crate::sys::uffd::{Event, Message, Uffd};
 use crate::tally::Tally;
 use crate::target::{Flight, Target};
+use crate::watcher::{Inherited, Request};
 
 pub use commons::CommonsHeir;
+use young::Gone;
+pub use young::YoungHeir;
 
 /// A target that was found, with its agent.
 pub struct Heir {
@@ -41,6 +46,25 @@ pub struct Heir {
     pub at_work: bool,
 }
 
+/// All that is left of the targets of a dead pager.
+pub struct Heirs {
+    /// Processes with agents.
+    pub processes: Vec<Heir>,
+    /// Without.
+    pub young: Vec<YoungHeir>,
+    /// Files of memory.
+    pub commons: Vec<CommonsHeir>,
+}
+
+impl Heirs {
+    /// The trees that they are of.
+    pub fn trees(&self) -> impl Iterator<Item = TreeId> {
+        let processes = self.processes.iter().map(|heir| heir.found.tree);
+        let young = self.young.iter().map(|heir| heir.found.tree);
+        processes.chain(young).chain(self.commons.iter().map(|heir| heir.found.tree))
+    }
+}
+
 impl Driver {
     /// A driver that takes over, to be run on the thread that makes it.
     ///
@@ -51,12 +75,15 @@ impl Driver {
         replacement: Settings,
         mut store: Box<dyn Inheritance>,
         estate: Estate,
-        heirs: Vec<Heir>,
-        commons: Vec<CommonsHeir>,
+        Heirs { processes, mut young, commons }: Heirs,
         wires: Wires,
     ) -> Result<Self, Error> {
+        let ids = processes.iter().map(|heir| heir.found.id).chain(young.iter().map(|heir| heir.found.id));
+        let mut known: Vec<TargetId> = ids.chain(commons.iter().map(|heir| heir.found.id)).collect();
+        let gone = Gone::of(&estate, &known, &processes);
+        let batches = processes.iter().filter_map(|heir| heir.found.batch.as_ref());
         let batches: Vec<Run> =
-            heirs.iter().filter_map(|heir| heir.found.batch.as_ref()).flat_map(|it| it.runs.clone()).collect();
+            batches.chain(gone.iter().flat_map(|gone| &gone.batch)).flat_map(|it| it.runs.clone()).collect();
         let unread = |page, _| batches.iter().any(|run| run.page <= page && page < run.page.plus(run.pages));
         let core = Pager::take_over(
             Self::config(budget, &*store),
@@ -70,11 +97,15 @@ impl Driver {
         store.all_counted();
         let mut driver = Self::with(core, replacement, store, Some(estate), wires);
         driver.succeeds = true;
-        let processes = heirs.iter().map(|heir| heir.found.id);
-        let known: Vec<TargetId> = processes.chain(commons.iter().map(|heir| heir.found.id)).collect();
-        for id in (0..driver.core.targets()).map(TargetId).filter(|id| !known.contains(id)) {
-            driver.core.ended(id);
-            driver.core.reuse(id);
+        // Those that had yet to come to be do so when their fork is heard of again.
+        young.retain(|heir| {
+            let is_born = heir.found.event <= driver.core.last_event();
+            known.retain(|id| is_born || *id != heir.found.id);
+            is_born
+        });
+        let is_known = |id: &TargetId| known.contains(id) || gone.as_ref().is_some_and(|gone| gone.id == *id);
+        for id in (0..driver.core.targets()).map(TargetId).filter(|id| !is_known(id)) {
+            driver.forget_target(id);
         }
         // What was on its way out of these is in buffers that others may take.
         let mut leaving = Vec::new();
@@ -82,18 +113,44 @@ impl Driver {
         for heir in commons.into_iter().filter(|heir| heir.found.id.0 < targets) {
             leaving.extend(driver.take_up_commons(heir)?);
         }
-        for heir in heirs.into_iter().filter(|heir| heir.found.id.0 < targets) {
+        let inherited: Vec<Inherited> = processes.iter().map(Inherited::of).collect();
+        for heir in processes.into_iter().filter(|heir| heir.found.id.0 < targets) {
             driver.take_up(heir);
+        }
+        // The watcher hears of children when it knows whose they are.
+        let _ = driver.reports.send(Request::TakeOver(inherited, driver.inherited_commons()));
+        for target in driver.targets.iter().flatten().filter(|target| !target.inherits) {
+            let seen = Seen { thread: target.pid, changes: Some(target.changes) };
+            let _ = driver.reports.send(Request::Report(Report::Thread(target.id, seen)));
         }
         if !driver.commons.is_empty() {
             (0..driver.targets.len()).for_each(|at| driver.look_for_views(at));
         }
-        driver.replay();
+        let guardians: Vec<_> = young.iter().map(|heir| heir.found.guardian).collect();
+        for heir in young.into_iter().filter(|heir| heir.found.id.0 < targets) {
+            driver.take_up_young(heir, &known);
+        }
+        gone.iter().for_each(|gone| driver.lose_batch(gone));
+        driver.replay(gone.as_ref());
+        gone.into_iter().for_each(|gone| driver.forget_target(gone.id));
         driver.settle_commons(leaving);
+        driver.change_guardians(guardians);
         for target in driver.targets.iter().flatten() {
             target.uffd.wake_all();
         }
         Ok(driver)
+    }
+
+    /// What it had announced, and was not settled.
+    fn announce_again(&mut self, id: TargetId) {
+        let pending: Vec<Span> =
+            self.core.pending_unmapped().iter().filter(|(of, _)| *of == id).map(|(_, span)| *span).collect();
+        if let Some(target) = self.target(id) {
+            target.unmapped = pending;
+        }
+        for span in self.core.removing(id) {
+            self.announce(id, span);
+        }
     }
 
     fn take_up(&mut self, Heir { found, agent, uffd, tally, at_work }: Heir) {
@@ -105,16 +162,10 @@ impl Driver {
         if let Some(estate) = &self.hands.estate {
             estate.set_ordered(id, at_work);
         }
-        self.add(Target { doubtful: true, forked: true, staged: true, merging, flight, ..target });
+        let inherits = found.inherits;
+        self.add(Target { doubtful: true, forked: true, staged: true, merging, flight, inherits, ..target });
         self.collect_again(&found);
-        let pending: Vec<Span> =
-            self.core.pending_unmapped().iter().filter(|(of, _)| *of == id).map(|(_, span)| *span).collect();
-        if let Some(target) = self.target(id) {
-            target.unmapped = pending;
-        }
-        for span in self.core.removing(id) {
-            self.announce(id, span);
-        }
+        self.announce_again(id);
         // It may be on an errand, and where and as the dead pager was.
         self.place_agent(id.0 as usize);
     }
@@ -159,26 +210,35 @@ impl Driver {
         self.hands.finish_reading(true, &mut self.core);
     }
 
+    fn forget_target(&mut self, id: TargetId) {
+        self.core.ended(id);
+        self.core.reuse(id);
+    }
+
     /// Applies events that were read and not applied.
-    fn replay(&mut self) {
+    fn replay(&mut self, gone: Option<&Gone>) {
         let Some(estate) = self.hands.estate.clone() else { return };
         let (id, first) = estate.last_inbox();
         let at = id.0 as usize;
+        let gone = gone.filter(|gone| gone.id == id);
         let done = self.core.last_event();
-        let removals = estate.removals();
+        let (removals, reader) = (estate.removals(), estate.guardian());
         for nth in 0..MESSAGES {
             let words: &[AtomicU64] = &estate.inbox()[nth * 4..][..4];
             let message = Message::from_words(std::array::from_fn(|word| words[word].load(Acquire)));
             let number = first + nth as u64;
-            let there = self.targets.get(at).is_some_and(Option::is_some);
+            let is_there = self.targets.get(at).is_some_and(Option::is_some);
             if number > done
-                && there
-                && let Some(event) = message.change()
+                && (is_there || gone.is_some())
+                && let Some(event) = message.change(|number| reader?.keeps(number))
             {
                 self.settle_unmapped(at);
                 self.core.begin_event(number);
-                if !self.replay_removal(id, &event, &removals) {
-                    self.change(at, event);
+                match (event, gone) {
+                    (event, Some(gone)) => self.change_of_gone(gone, event),
+                    (Event::Fork(uffd), None) => self.fork(at, uffd, true),
+                    (event, None) if self.replay_removal(id, &event, &removals) => {}
+                    (event, None) => self.change(at, event),
                 }
             }
             estate.settle_message(nth);
@@ -215,9 +275,10 @@ impl Driver {
         self.core.forsake(!self.unrecorded.is_empty());
     }
 
-    /// Whether another pager could take over now. Who has no agent has nobody else who keeps its userfaultfd.
+    /// Whether another pager could take over now. Of who has no agent only a guardian keeps the userfaultfd.
     pub(super) fn can_be_outlived(&self) -> bool {
-        let is_kept = |target: &Target| target.agent.is_some() || target.commons.is_some();
+        let has_guardian = guardian::ours().is_some();
+        let is_kept = |target: &Target| has_guardian || target.agent.is_some() || target.commons.is_some();
         // A call that is held up outlives its process, which whoever takes over would have to wait for.
         self.core.can_be_taken_over() && self.targets.iter().flatten().all(is_kept) && !self.deputy.is_held_up()
     }

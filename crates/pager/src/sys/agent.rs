@@ -121,6 +121,12 @@ std::arch::global_asm!(
     "mov eax, 34",
     "syscall",
     "jmp 7b",
+    ".globl spillway_agent_call",
+    "spillway_agent_call:", // a call on somebody's behalf; let go in it, the thread ends: exit(0)
+    "syscall",
+    "mov eax, 60",
+    "xor edi, edi",
+    "syscall",
     ".globl spillway_agent_end",
     "spillway_agent_end:",
     ".popsection",
@@ -128,6 +134,7 @@ std::arch::global_asm!(
 
 unsafe extern "C" {
     static spillway_agent_start: u8;
+    static spillway_agent_call: u8;
     static spillway_agent_end: u8;
 }
 
@@ -136,6 +143,11 @@ fn code() -> &'static [u8] {
     let end = &raw const spillway_agent_end;
     // SAFETY: both labels stand in the same read-only section, the end behind the start, with the code between them.
     unsafe { std::slice::from_raw_parts(start, end.addr() - start.addr()) }
+}
+
+/// Where in the code there is a system call from which no thread goes on to anything but its end.
+pub fn last_call_offset() -> u64 {
+    ((&raw const spillway_agent_call).addr() - (&raw const spillway_agent_start).addr()) as u64
 }
 
 /// Where things of ours are in a target.

@@ -15,5 +15,6 @@ pub mod sched;
 pub mod sequence;
 #[cfg(test)]
 pub mod test;
+pub mod twin;
 pub mod uffd;
 pub mod window;

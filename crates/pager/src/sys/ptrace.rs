@@ -18,6 +18,10 @@ use crate::procfs;
 /// `PTRACE_O_TRACECLONE`: threads it creates are seized too, before their first instruction. Only while it stands still and runs
 /// calls of ours: what the program creates is no business of ours.
 const TRACE_CLONE: usize = 1 << 3;
+/// `PTRACE_O_TRACESYSGOOD`: a stop before or behind a call looks like no other.
+const TELL_CALLS: usize = 1;
+/// What that looks like.
+const CALL_STOP: i32 = libc::SIGTRAP | 0x80;
 /// `PTRACE_O_EXITKILL`: it is killed when this thread of ours ends. Only while it stands still and runs calls of ours: let go in the
 /// middle of one, it would go on behind it, with registers that are not its own.
 const KILLED_WITH_US: usize = 1 << 20;
@@ -61,6 +65,8 @@ pub struct Seized {
     /// `PTRACE_O_…`, while it is not stopped.
     options: usize,
     stopped: bool,
+    /// See [`Seized::stop_at_calls`].
+    at_calls: bool,
     /// It has ended, and its end was taken note of.
     reaped: bool,
 }
@@ -120,7 +126,7 @@ impl Seized {
 
     fn with(thread: i32, options: usize) -> io::Result<Self> {
         request(libc::PTRACE_SEIZE, thread, 0, options)?;
-        Ok(Self { thread, options, stopped: false, reaped: false })
+        Ok(Self { thread, options, stopped: false, at_calls: false, reaped: false })
     }
 
     /// Seccomp filters are not to apply to calls of ours: to a thread of the program, from its stop on.
@@ -153,7 +159,22 @@ impl Seized {
             self.stopped = false;
             request(libc::PTRACE_CONT, self.thread, 0, usize::try_from(signal).unwrap_or(0))?;
         }
-        Ok(request(libc::PTRACE_SETOPTIONS, self.thread, 0, self.options | TRACE_CLONE | KILLED_WITH_US)?)
+        self.set_killed_with_us(false)
+    }
+
+    /// Whether it, and any thread that it makes, is killed when this thread of ours ends; it stands still, and runs calls of ours.
+    ///
+    /// # Errors
+    /// When it ended.
+    pub fn set_killed_with_us(&self, is_killed: bool) -> Result<(), CallError> {
+        let killed = if is_killed { KILLED_WITH_US } else { 0 };
+        Ok(request(libc::PTRACE_SETOPTIONS, self.thread, 0, self.options | TRACE_CLONE | TELL_CALLS | killed)?)
+    }
+
+    /// From now on it stops before and behind each call, rather than behind each instruction: that one was to be the last is not taken
+    /// back when this thread of ours ends, and a trap behind it would end the process.
+    pub fn stop_at_calls(&mut self) {
+        self.at_calls = true;
     }
 
     /// Waits for its next stop; returns the ptrace event in it (zero for a plain trap) and its signal.
@@ -269,23 +290,27 @@ impl Seized {
         // No system call to restart: otherwise the kernel would rewind what we set (arch_do_signal_or_restart).
         call.orig_rax = u64::MAX;
         self.set_registers(&call)?;
-        let mut created = None;
-        let mut deliver = 0;
+        let (mut created, mut deliver, mut is_inside) = (None, 0, false);
         loop {
-            request(libc::PTRACE_SINGLESTEP, self.thread, 0, deliver)?;
+            let further = if self.at_calls { libc::PTRACE_SYSCALL } else { libc::PTRACE_SINGLESTEP };
+            request(further, self.thread, 0, deliver)?;
             deliver = 0;
             match self.wait_stop(None)? {
                 (EVENT_CLONE, _) => {
                     let mut thread = 0_u64;
                     request(libc::PTRACE_GETEVENTMSG, self.thread, 0, &raw mut thread as usize)?;
                     let thread = i32::try_from(thread).map_err(|_| CallError::Ended)?;
-                    created = Some(Self { thread, options: self.options, stopped: false, reaped: false });
+                    created = Some(Self { thread, stopped: false, reaped: false, ..*self });
                 }
                 // The process was stopped as a whole; the step has not happened yet.
                 (EVENT_STOP, _) => {}
-                (_, signal) if signal != libc::SIGTRAP => deliver = usize::try_from(signal).unwrap_or(0),
+                (_, CALL_STOP) if !is_inside => is_inside = true,
+                (_, signal) if !matches!(signal, libc::SIGTRAP | CALL_STOP) => {
+                    deliver = usize::try_from(signal).unwrap_or(0)
+                }
                 _ => {
                     let after = self.registers()?;
+                    is_inside = false;
                     // A signal to all threads broke it off: the kernel has not yet said so, and makes the call again as we go on.
                     if after.rip != instruction && !RESTARTS.contains(&after.rax.cast_signed()) {
                         return match after.rax.cast_signed() {

@@ -181,9 +181,9 @@ pub enum Event {
 }
 
 impl Message {
-    /// The change in it, if it tells of one that is still of interest to who did not read it. A fork's descriptor is not: it was
-    /// opened in the table of who did.
-    pub fn change(&self) -> Option<Event> {
+    /// The change in it, if it tells of one that is still of interest to who did not read it. A fork's descriptor was opened in the table
+    /// of who did: `keeps` gives a copy of it.
+    pub fn change(&self, keeps: impl FnOnce(RawFd) -> Option<Uffd>) -> Option<Event> {
         let is_page = |at: Address| at == at.page() && at < NOWHERE;
         let is_span = |span: Span| is_page(span.start) && is_page(span.end) && span.start < span.end;
         match self.told() {
@@ -193,7 +193,8 @@ impl Message {
             }
             Told::Remove(span) => is_span(span).then_some(Event::Remove(span)),
             Told::Unmap(span) => is_span(span).then_some(Event::Unmap(span)),
-            Told::Remap { .. } | Told::Fault { .. } | Told::Fork { .. } | Told::Unknown => None,
+            Told::Fork { fd } => keeps(fd).map(Event::Fork),
+            Told::Remap { .. } | Told::Fault { .. } | Told::Unknown => None,
         }
     }
 

@@ -230,7 +230,7 @@ impl Watcher {
         if let Some(process) = pid.and_then(|pid| self.processes.get_mut(&pid)) {
             process.target = None;
         }
-        self.orphans.push(Orphan::new(target, target, uffd, pid, tally));
+        self.orphans.push(Orphan::new(target, None, uffd, pid, tally));
         self.tell_managed();
     }
 }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use spillway_core::{Address, PAGE_BYTES_U64, Span, TargetId};
 
 use super::Watcher;
+use super::forks::Orphan;
 use super::process::Process;
 use crate::driver::{Command, Joined, portions};
 use crate::error::Error;
@@ -215,7 +216,7 @@ impl Watcher {
             };
             let is_whole = |mapping: &&Mapping| ["um", "uw"].iter().all(|flag| is_covered(flag, mapping.span));
             if !self.orphans.is_empty() && its.iter().all(is_whole) {
-                return true;
+                return self.orphans.iter().all(Orphan::has_known_views);
             }
             // A child of vfork has its parent's memory until it calls exec.
             let mut managed = self.processes.iter().filter(|(_, process)| process.target.is_some());

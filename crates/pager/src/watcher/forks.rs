@@ -12,15 +12,21 @@ use super::Watcher;
 use super::mappings::Whose;
 use crate::driver::{Command, Seen};
 use crate::error::Error;
+use crate::guardian;
 use crate::procfs::{self, Size};
 use crate::sys::clock::ticks_since_boot;
 use crate::sys::process::share_memory;
 use crate::sys::uffd::Uffd;
 use crate::tally::Tally;
 
-/// A forked child that lives longer gets an agent, which keeps its userfaultfd open should this pager die. Most forked
-/// children call exec at once and are never worth it.
+/// A forked child that lives longer gets an agent, if it grows: most call exec at once and are never worth it. Or if there is no guardian,
+/// as the agent keeps its userfaultfd open should this pager die.
 const KEEP_AFTER: Duration = Duration::from_millis(10);
+/// And any other: one that has become what it was forked for within this time is not stopped for nothing, and an adoption that is broken
+/// off, as its pager is killed, ends the child.
+const EQUIP_AFTER: Duration = Duration::from_millis(100);
+/// How much it has grown then: 4 MiB.
+const GROWN_PAGES: u64 = 1024;
 /// And when one that would not stop is tried again.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// A child that has become known started no earlier than so long before, in clock ticks.
@@ -47,13 +53,23 @@ pub(super) struct Orphan {
     strangers: Vec<i32>,
     /// How often its mappings had changed when that was last told.
     changes: u64,
+    /// Another pager was told of it: what it sees of shared memory is not known for certain.
+    is_taken_over: bool,
+    /// How large it was when that was looked at first.
+    first_pages: Option<u64>,
 }
 
 impl Orphan {
-    pub(super) fn new(target: TargetId, parent: TargetId, uffd: Uffd, pid: Option<i32>, tally: Arc<Tally>) -> Self {
+    pub(super) fn new(
+        target: TargetId,
+        parent: Option<TargetId>,
+        uffd: Uffd,
+        pid: Option<i32>,
+        tally: Arc<Tally>,
+    ) -> Self {
         Self {
             target,
-            parent: Some(parent),
+            parent,
             uffd,
             pid,
             since: Instant::now(),
@@ -62,7 +78,19 @@ impl Orphan {
             tally,
             strangers: Vec::new(),
             changes: 0,
+            is_taken_over: false,
+            first_pages: None,
         }
+    }
+
+    /// The same, which another pager was told of at that time.
+    pub(super) fn taken_over(self, known_ticks: u64) -> Self {
+        Self { known_ticks, is_taken_over: true, ..self }
+    }
+
+    /// Whether all that it sees of shared memory is known.
+    pub(super) fn has_known_views(&self) -> bool {
+        !self.is_taken_over
     }
 
     /// This target is buried.
@@ -73,6 +101,17 @@ impl Orphan {
     /// Whether a process that started at this time may be it, as far as that says.
     fn was_born(&self, started_ticks: u64) -> bool {
         (self.known_ticks.saturating_sub(BORN_WITHIN_TICKS)..=self.known_ticks).contains(&started_ticks)
+    }
+
+    /// Whether it is time for an agent; `soon`: as early as for one that grows.
+    fn is_due(&mut self, soon: bool) -> bool {
+        let age = self.since.elapsed();
+        let Some(pid) = self.pid.filter(|_| !self.refused && age >= KEEP_AFTER) else { return false };
+        if soon || age >= EQUIP_AFTER {
+            return true;
+        }
+        let pages = procfs::size(pid).map_or(0, |size| size.anonymous_pages);
+        pages > *self.first_pages.get_or_insert(pages) + GROWN_PAGES
     }
 
     /// It would not stop now.
@@ -206,8 +245,10 @@ impl Watcher {
 
     /// Forked children that stay get an agent.
     pub(super) fn keep_orphans(&mut self) {
-        let due = |orphan: &Orphan| orphan.pid.is_some() && !orphan.refused && orphan.since.elapsed() >= KEEP_AFTER;
-        while let Some(at) = self.orphans.iter().position(|it| due(it) && !self.is_leaving(it.tally.tree)) {
+        let soon = guardian::ours().is_none() || !self.commons.is_empty();
+        let is_due =
+            |this: &mut Self, at: usize| !this.is_leaving(this.orphans[at].tally.tree) && this.orphans[at].is_due(soon);
+        while let Some(at) = (0..self.orphans.len()).find(|&at| is_due(self, at)) {
             let Some(pid) = self.orphans[at].pid else { return };
             let target = self.orphans[at].target;
             let adopted = self.adopt(pid, Some(at));

@@ -53,7 +53,7 @@ impl Watcher {
             self.lay_out(pid, uffd, &tally, &regions, image.as_ref())?
         };
         self.processes.insert(pid, process);
-        self.orphans.push(Orphan::new(target, target, copy, Some(pid), tally));
+        self.orphans.push(Orphan::new(target, Some(target), copy, Some(pid), tally));
         let adopted = self.adopt(pid, Some(self.orphans.len() - 1));
         self.settle_handed(target, pid, adopted)
     }

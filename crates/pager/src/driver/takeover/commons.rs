@@ -84,7 +84,7 @@ impl Driver {
     }
 
     /// All that there are, for the watcher.
-    pub fn inherited_commons(&self) -> Vec<InheritedCommons> {
+    pub(super) fn inherited_commons(&self) -> Vec<InheritedCommons> {
         let inherited =
             |target: &Target| Some(target.commons.as_ref()?.inherited(target.id, Arc::clone(&target.tally)));
         self.targets.iter().flatten().filter_map(inherited).collect()

@@ -100,6 +100,7 @@ fn a_program_does_not_outlive_a_tracer_in_the_middle_of_a_call() {
     let program = left_by_a_tracer(|seized| {
         let registers = seized.registers().expect("it has stopped");
         seized.set_registers(&Registers { rax: 1, ..registers }).expect("the same");
+        seized.set_killed_with_us(true).expect("the same");
     });
     assert!(comes_true(|| program.ended_by() == Some(libc::SIGKILL)));
 }

@@ -1,0 +1,141 @@
+//! A process that shares this one's descriptor table, which therefore outlives either of them.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+use super::fd::{checked, poll, readable};
+use super::process::pidfd_of_process;
+use super::uffd::Uffd;
+
+/// How long after its end a process may still be its children's parent.
+const SOON: Duration = Duration::from_micros(200);
+
+/// Which of the two processes this is.
+pub enum Twin {
+    /// The one that was there before.
+    First {
+        /// The other.
+        pid: i32,
+        /// Its stable name, which is readable once it has ended.
+        name: OwnedFd,
+        /// The first's own, which the other waits for: to be kept.
+        own: OwnedFd,
+    },
+    /// The one that was made: a copy of the first as it was.
+    Second(Second),
+}
+
+/// Makes another process. What either opens or closes from now on, both do. The second gets no signal that can be kept from it, and
+/// leads a session of its own.
+///
+/// # Errors
+/// When the kernel makes none, and where there are other threads, whose locks the second would find held for ever.
+pub fn split() -> io::Result<Twin> {
+    if std::fs::read_dir("/proc/self/task")?.count() != 1 {
+        return Err(io::Error::other("there are threads already"));
+    }
+    let own = std::process::id().cast_signed();
+    let first = pidfd_of_process(own)?;
+    let mut second: RawFd = -1;
+    let flags = libc::CLONE_FILES | libc::CLONE_PIDFD;
+    // SAFETY: as `fork` with one thread: the child runs on in a copy of this memory, in which nobody holds a lock. `second` is
+    // writable; no stack is given, as the child has the copy of ours. No signal is sent at its end, which would interrupt calls.
+    let pid = checked(unsafe { libc::syscall(libc::SYS_clone, flags, 0, &raw mut second, 0, 0) })?;
+    if pid != 0 {
+        let pid = i32::try_from(pid).map_err(|_| io::ErrorKind::InvalidData)?;
+        // SAFETY: the kernel has just opened it for us (CLONE_PIDFD).
+        return Ok(Twin::First { pid, name: unsafe { OwnedFd::from_raw_fd(second) }, own: first });
+    }
+    let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: the set is filled before it is read; the other call takes no pointer.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::sigprocmask(libc::SIG_SETMASK, all.as_ptr(), std::ptr::null_mut());
+        libc::setsid();
+    }
+    Ok(Twin::Second(Second { first: (first, own) }))
+}
+
+/// The process that was made.
+pub struct Second {
+    /// The first's stable name, and its number.
+    first: (OwnedFd, i32),
+}
+
+/// A process that was made so, and has the descriptors for itself: the first has ended. What it has of them as values is not to be used
+/// any more, as they are closed by their numbers.
+pub struct Left(());
+
+impl Second {
+    /// Waits for the end of the first.
+    pub fn outlive(self) -> Left {
+        let (name, pid) = self.first;
+        // It is this process's parent for as long as it lives, whatever has become of the descriptor.
+        while std::os::unix::process::parent_id().cast_signed() == pid {
+            let ended = poll(&mut [readable(name.as_raw_fd())], None);
+            std::thread::sleep(if ended { SOON } else { Duration::ZERO });
+        }
+        // Its number is closed with the others.
+        std::mem::forget(name);
+        Left(())
+    }
+}
+
+impl Left {
+    /// Closes all descriptors but those that are to be kept, by their numbers and what they are called. How many are left.
+    ///
+    /// # Errors
+    /// When it cannot be seen which there are.
+    pub fn close_all_but(&mut self, is_kept: impl Fn(RawFd, &str) -> bool) -> io::Result<usize> {
+        let all = std::fs::read_dir("/proc/self/fd")?.flatten();
+        let mut numbers: Vec<(RawFd, bool)> = all
+            .filter_map(|entry| {
+                let number = entry.file_name().to_str()?.parse().ok()?;
+                let link = std::fs::read_link(entry.path()).unwrap_or_default();
+                Some((number, link.to_str().is_some_and(|link| is_kept(number, link))))
+            })
+            .collect();
+        numbers.retain(|&(number, is_kept)| {
+            if !is_kept {
+                // SAFETY: the first has ended, and nothing of this process uses a descriptor that it has from there. What was opened here
+                // for this list is closed already.
+                unsafe { libc::close(number) };
+            }
+            is_kept
+        });
+        Ok(numbers.len())
+    }
+}
+
+/// Whether descriptor `number` is a userfaultfd of an address space that is there.
+pub fn is_of_living(number: RawFd) -> bool {
+    // SAFETY: it is only duplicated, which fails where it is not open.
+    let copy = unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned();
+    copy.is_ok_and(|copy| Uffd::from(copy).is_alive())
+}
+
+/// Names this process, as `ps` shows it.
+pub fn set_name(name: &CStr) {
+    // SAFETY: the kernel copies the name.
+    unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
+}
+
+/// Ends this process, and runs nothing of its own before.
+pub fn end() -> ! {
+    // SAFETY: takes a number.
+    unsafe { libc::_exit(0) }
+}
+
+/// Ends a process at once.
+pub fn kill(name: BorrowedFd<'_>) {
+    // SAFETY: no signal information is given. One that has ended needs no signal.
+    unsafe { libc::syscall(libc::SYS_pidfd_send_signal, name.as_raw_fd(), libc::SIGKILL, 0, 0) };
+}
+
+/// Waits for the end of a process that [`split`] has made.
+pub fn reap(pid: i32) {
+    // SAFETY: the status is not asked for. Such a process sends no signal at its end: `__WALL`.
+    unsafe { libc::waitpid(pid, std::ptr::null_mut(), libc::__WALL) };
+}

@@ -1,0 +1,79 @@
+"""Who was just forked when its pager is killed: a guardian keeps its userfaultfd for the next one."""
+
+import contextlib
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import time
+
+import pytest
+from harness import eventually
+from mechanics import Program
+from test_takeover import begin, end, fill, url_of  # noqa: F401
+
+
+@pytest.fixture
+def heirs(build):
+    return build("heirs")
+
+
+# Which pages are checked by whom: tests/programs/heirs.c. Grandchildren are forked by who has no agent; a relay's parent has ended.
+@pytest.mark.parametrize(("mode", "pool"), [("always", "local"), ("lasting", "local"), ("lasting", "tcp"), ("relay", "local")])
+def test_children_outlive_the_pager_that_has_just_heard_of_them(processes, spillway, servers, heirs, mode, pool):
+    """Nobody else had a child's userfaultfd, for tens of milliseconds: it read zeros where its pages were out."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    program = processes.start([heirs, mode, "24"], **pipes)
+    assert program.stdout.readline() == "READY\n"
+    pager, _ = begin(processes, spillway, program.pid, "--local", "8M", "--pool", url_of(servers, pool))
+    chance = random.Random()
+    for _ in range(25):
+        time.sleep(chance.uniform(0.02, 0.2))
+        end(pager)
+        pager, _ = begin(processes, spillway, program.pid)
+    said, err = program.communicate("\n", 20)
+    verdict, children = said.split()
+    assert verdict == "OK" and int(children) > 10 and program.returncode == 0, said + err
+    assert pager.wait(10) == 0
+
+
+def guardians_of(pid):
+    """Processes that keep userfaultfds for pagers which have adopted this one."""
+    found = set()
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command = (process / "cmdline").read_text().split("\0")
+            if (process / "comm").read_text() == "guardian\n" and str(pid) in command:
+                found.add(int(process.name))
+    return found
+
+
+def test_a_guardian_is_there_for_as_long_as_it_is_needed(processes, spillway, fill):
+    target = Program(processes, [fill, 64]).ready()
+    own = lambda: guardians_of(target.pid)
+    pager, _ = begin(processes, spillway, target.pid, "--local", "8M")
+    spillway.settled(target.pid)
+    (first,) = own()
+    end(pager)
+    # It closes what is not to be kept: who reads what the pager said comes to its end, and it has no terminal.
+    assert pager.stderr.read() is not None
+    links = lambda: {os.readlink(path) for path in pathlib.Path(f"/proc/{first}/fd").iterdir()}
+    eventually(lambda: links() == {"anon_inode:[userfaultfd]"}, "all else to be closed")
+    pager, _ = begin(processes, spillway, target.pid)
+    eventually(lambda: first not in own(), "the first to end")
+    assert len(own()) == 1
+    # Without it nobody can take over from the moment of a fork on, and all else is as it was.
+    (second,) = own()
+    os.kill(second, signal.SIGKILL)
+    target.ask("verify")
+    spillway.detach(target.pid)
+    assert pager.wait(10) == 0 and not own()
+    target.ask("verify")
+    # What nobody takes over is kept until it ends.
+    pager, _ = begin(processes, spillway, target.pid, "--local", "8M")
+    end(pager)
+    assert len(own()) == 1
+    target.process.kill()
+    target.process.wait()
+    eventually(lambda: not own(), "the guardian to end")
