@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use spillway_core::{Address, PAGE_BYTES, Span};
 
 use crate::adopt::NAME as AGENT_NAME;
+use crate::guardian;
 use spillway_store::vault;
 
 /// What the kernel calls memory of `MAP_SHARED | MAP_ANONYMOUS`.
@@ -320,14 +321,16 @@ fn descriptor_of(id: FileId, pid: i32) -> io::Result<Option<PathBuf>> {
     Ok(paths.find(|path| is_memory(path) && fs::metadata(path).is_ok_and(|about| is_file(&about, id))))
 }
 
-/// Whether any process but this one has a file of memory open, or mapped, or may have: where we could not ask.
+/// Whether any process but this one, and its guardian, has a file of memory open, or mapped, or may have: where we could not ask.
 pub fn is_open_elsewhere(id: FileId) -> bool {
-    let own = std::process::id().cast_signed();
+    let own = [Some(std::process::id().cast_signed()), guardian::ours().map(|ours| ours.pid)];
     let has = |pid: i32| -> io::Result<bool> {
         let mapped = if_asked(mappings(pid))?.into_iter().flatten().any(|mapping| mapping.file == Some(id));
         Ok(mapped || descriptor_of(id, pid)?.is_some())
     };
-    processes().map_or(true, |pids| pids.into_iter().filter(|pid| *pid != own).any(|pid| has(pid).unwrap_or(true)))
+    processes().map_or(true, |pids| {
+        pids.into_iter().filter(|pid| !own.contains(&Some(*pid))).any(|pid| has(pid).unwrap_or(true))
+    })
 }
 
 /// Whether a process runs the program that we are.

@@ -103,6 +103,7 @@ impl Driver {
             known.retain(|id| is_born || *id != heir.found.id);
             is_born
         });
+        driver.strike_out_young_but(&known);
         let is_known = |id: &TargetId| known.contains(id) || gone.as_ref().is_some_and(|gone| gone.id == *id);
         for id in (0..driver.core.targets()).map(TargetId).filter(|id| !is_known(id)) {
             driver.forget_target(id);

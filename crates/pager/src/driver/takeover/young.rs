@@ -63,6 +63,13 @@ impl Driver {
         self.announce_again(id);
     }
 
+    /// Records of those that are lost, or had yet to come to be, would be taken for those of others that are called so later.
+    pub(super) fn strike_out_young_but(&self, known: &[TargetId]) {
+        let Some(estate) = &self.hands.estate else { return };
+        let left = estate.young().into_iter().map(|young| young.id);
+        left.filter(|id| !known.contains(id)).for_each(|id| estate.remove(id));
+    }
+
     /// What was captured of somebody who has ended, and was not read, is nobody's any more.
     pub(super) fn lose_batch(&mut self, gone: &Gone) {
         for run in gone.batch.iter().flat_map(|batch| &batch.runs) {
