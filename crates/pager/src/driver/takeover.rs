@@ -139,6 +139,8 @@ impl Driver {
         for target in driver.targets.iter().flatten() {
             target.uffd.wake_all();
         }
+        // Who asks at once hears what there is.
+        driver.publish();
         Ok(driver)
     }
 
