@@ -333,7 +333,6 @@ impl Estate {
         self.set(slot + BORN, started);
         self.set(slot + MERGING, 0);
         self.set(slot + ORDERED, 0);
-        self.set(slot + BATCH, 0);
         self.set(slot + KEPT_BY, 0);
         self.set(slot + WHO, u64::from(id.0) + 1);
         true

@@ -14,7 +14,7 @@ use crate::procfs;
 use crate::sys::fd::{poll, readable};
 use crate::sys::process::{pidfd_of_process, take_fd};
 use crate::sys::twin::{self, Second, Twin};
-use crate::sys::uffd::Uffd;
+use crate::sys::uffd::{LINK, Uffd};
 
 /// What the process is called. Not after us: who kills all processes of that name means pagers.
 const NAME: &str = "guardian";
@@ -65,7 +65,7 @@ fn guard(second: Second) -> ! {
     twin::set_name(c"guardian");
     let _ = std::env::set_current_dir("/");
     let mut left = second.outlive();
-    let is_kept = |number, link: &str| link == "anon_inode:[userfaultfd]" && twin::is_of_living(number);
+    let is_kept = |number, link: &str| link == LINK && twin::is_of_living(number);
     while left.close_all_but(is_kept).is_ok_and(|kept| kept > 0) {
         std::thread::sleep(LOOK_EVERY);
     }
@@ -100,7 +100,7 @@ impl Named {
     pub fn keeps(self, number: i32) -> Option<Uffd> {
         let name = self.find()?;
         let link = std::fs::read_link(format!("/proc/{}/fd/{number}", self.pid)).ok()?;
-        let fd = take_fd(name.as_fd(), number).ok().filter(|_| link.to_str() == Some("anon_inode:[userfaultfd]"))?;
+        let fd = take_fd(name.as_fd(), number).ok().filter(|_| link.to_str() == Some(LINK))?;
         Some(Uffd::from(fd)).filter(Uffd::is_alive)
     }
 

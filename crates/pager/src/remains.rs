@@ -24,7 +24,7 @@ use crate::sys::agent::Memory;
 use crate::sys::fd::{Heard, receive_byte};
 use crate::sys::process::{effective_user, pidfd_of_thread, take_fd, unread};
 use crate::sys::ptrace::Seized;
-use crate::sys::uffd::Uffd;
+use crate::sys::uffd::{LINK, Uffd};
 use crate::sys::window::is_memory;
 use crate::tally::Tally;
 use crate::target::POPULATE_WRITE;
@@ -230,7 +230,7 @@ impl Remains {
 }
 
 /// What is told of a tree: of these heirs', or one that is new.
-fn tally_of(heirs: &[Heir], tree: TreeId, root: (i32, u64), share: Share) -> Arc<Tally> {
+pub(crate) fn tally_of(heirs: &[Heir], tree: TreeId, root: (i32, u64), share: Share) -> Arc<Tally> {
     let known = heirs.iter().map(|heir| &heir.tally).find(|tally| tally.tree == tree);
     known.map_or_else(|| Tally::new(tree, root, share, false), Arc::clone)
 }
@@ -310,7 +310,7 @@ impl Heir {
         let system = |error| Error::System { what: "taking a descriptor of the agent", error };
         let pidfd = pidfd_of_thread(thread).map_err(system)?;
         let link = fs::read_link(format!("/proc/{pid}/task/{thread}/fd/{}", found.uffd));
-        if !link.is_ok_and(|link| link.to_str() == Some("anon_inode:[userfaultfd]")) {
+        if !link.is_ok_and(|link| link.to_str() == Some(LINK)) {
             return Err(Error::Foreign { pid, why: "its agent has no userfaultfd".into() });
         }
         let take = |number| take_fd(pidfd.as_fd(), number).map_err(system);

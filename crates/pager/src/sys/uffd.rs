@@ -122,6 +122,9 @@ pub struct MoveArgument {
     pub moved: i64,
 }
 
+/// What `/proc/PID/fd` calls one.
+pub const LINK: &str = "anon_inode:[userfaultfd]";
+
 /// The last page of user space, which nothing is ever mapped to.
 pub const NOWHERE: Address = Address(0x7fff_ffff_e000);
 

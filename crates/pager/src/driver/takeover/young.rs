@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
+use spillway_core::TargetId;
 use spillway_core::evict::Bytes;
-use spillway_core::shares::Share;
-use spillway_core::{TargetId, TreeId};
 
 use super::super::Driver;
 use super::Heir;
 use crate::estate::{Batch, Estate, FoundYoung};
 use crate::guardian::{self, Named};
 use crate::merging::Merging;
+use crate::remains::tally_of;
 use crate::sys::clock::ticks_since_boot;
 use crate::sys::uffd::{Event, Uffd};
 use crate::tally::Tally;
@@ -33,8 +33,6 @@ pub(super) struct Gone {
     /// What was being captured of it.
     pub(super) batch: Option<Batch>,
     tally: Arc<Tally>,
-    share: Share,
-    tree: TreeId,
 }
 
 impl Gone {
@@ -42,9 +40,8 @@ impl Gone {
     pub(super) fn of(estate: &Estate, known: &[TargetId], heirs: &[Heir]) -> Option<Self> {
         let (id, _) = estate.last_inbox();
         let left = (!known.contains(&id)).then(|| estate.left_of(id)).flatten()?;
-        let kin = heirs.iter().map(|heir| &heir.tally).find(|tally| tally.tree == left.tree);
-        let tally = kin.map_or_else(|| Tally::new(left.tree, left.root, left.share, false), Arc::clone);
-        Some(Self { id, batch: left.batch, tally, share: left.share, tree: left.tree })
+        let tally = tally_of(heirs, left.tree, left.root, left.share);
+        Some(Self { id, batch: left.batch, tally })
     }
 }
 
@@ -86,7 +83,7 @@ impl Driver {
         let id = gone.id;
         match event {
             Event::Fork(uffd) => {
-                self.core.assign(id, gone.tree, gone.share);
+                self.core.assign(id, gone.tally.tree, gone.tally.share());
                 let child = self.child_of(id, uffd, Arc::clone(&gone.tally));
                 self.add_young(child, Some(ticks_since_boot()));
             }
