@@ -154,7 +154,7 @@ def command(image, mib, fill, *arguments, drivers=(), address=None, store=None, 
     machine = ["-nodefaults", "-no-user-config", "-display", "none", "-serial", "stdio", "-no-reboot"]
     emulation = ["-accel", "tcg,tb-size=8", "-m", mib, "-kernel", kernel(), "-initrd", image.archive]
     # Some kernels fill memory with zeros before they give it to anyone, also to the balloon: that would touch all of it.
-    words = f"console=ttyS0 quiet panic=-1 memhp_default_state=online init_on_alloc=0 fill={fill} drivers={','.join(drivers)}"
+    words = f"console=ttyS0 quiet panic=-1 no_timer_check memhp_default_state=online init_on_alloc=0 fill={fill} drivers={','.join(drivers)}"
     words += f" address={address}/30" if address else ""
     words += f" store={store}" if store else ""
     words += f" disk={disk}" if disk else ""

@@ -4,6 +4,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use spillway_core::{Address, PAGE_BYTES_U64, Span, TargetId};
@@ -19,8 +20,9 @@ use crate::sys::process::share_memory;
 use crate::sys::uffd::Uffd;
 use crate::tally::Tally;
 
-/// A forked child that lives longer gets an agent, if it grows: most call exec at once and are never worth it. Or if there is no guardian,
-/// as the agent keeps its userfaultfd open should this pager die.
+/// A forked child that lives longer gets an agent, if it grows: most call exec at once and are never worth it. Or if too much is local, as
+/// nothing leaves a process without one, and what it shares with its parent does not leave that either. Or if there is no guardian, as the
+/// agent keeps its userfaultfd open should this pager die.
 const KEEP_AFTER: Duration = Duration::from_millis(10);
 /// And any other: one that has become what it was forked for within this time is not stopped for nothing, and an adoption that is broken
 /// off, as its pager is killed, ends the child.
@@ -106,12 +108,12 @@ impl Orphan {
     /// Whether it is time for an agent; `soon`: as early as for one that grows.
     fn is_due(&mut self, soon: bool) -> bool {
         let age = self.since.elapsed();
-        let Some(pid) = self.pid.filter(|_| !self.refused && age >= KEEP_AFTER) else { return false };
-        if soon || age >= EQUIP_AFTER {
+        let Some(pid) = self.pid.filter(|_| !self.refused) else { return false };
+        if age >= EQUIP_AFTER || (soon && age >= KEEP_AFTER) {
             return true;
         }
         let pages = procfs::size(pid).map_or(0, |size| size.anonymous_pages);
-        pages > *self.first_pages.get_or_insert(pages) + GROWN_PAGES
+        pages > *self.first_pages.get_or_insert(pages) + GROWN_PAGES && age >= KEEP_AFTER
     }
 
     /// It would not stop now.
@@ -245,7 +247,9 @@ impl Watcher {
 
     /// Forked children that stay get an agent.
     pub(super) fn keep_orphans(&mut self) {
-        let soon = guardian::ours().is_none() || !self.commons.is_empty();
+        let numbers = &self.shared.numbers;
+        let is_over = numbers.local_pages.load(Relaxed) > numbers.budget_pages.load(Relaxed);
+        let soon = guardian::ours().is_none() || !self.commons.is_empty() || is_over;
         let is_due =
             |this: &mut Self, at: usize| !this.is_leaving(this.orphans[at].tally.tree) && this.orphans[at].is_due(soon);
         while let Some(at) = (0..self.orphans.len()).find(|&at| is_due(self, at)) {
