@@ -1,6 +1,7 @@
 """The budget holds, by the kernel's count of resident pages, whatever the program does; and the pager stays small."""
 
 import json
+import os
 import pathlib
 import subprocess
 import threading
@@ -10,7 +11,7 @@ import pytest
 from daemons import Daemon
 from harness import MIB, PEAK_ALLOWANCE, children, eventually, status_field, tree, undisturbed
 from lateness import Lateness
-from mechanics import NONZERO, SMALL_UNMANAGED_BYTES, Program, Witness, executable, let_go, rollup, squeeze
+from mechanics import NONZERO, SMALL_UNMANAGED_BYTES, Program, Witness, executable, let_go, rollup, squeeze, threads
 
 # How long memory that is newly mapped, late in a program's life, may go unnoticed.
 BURST_S = 0.1
@@ -116,6 +117,32 @@ def test_program_that_churns(processes, spillway, fill):
         return witness
 
     undisturbed(churned).finish(BURST_S)
+
+
+def test_an_agent_that_waits_for_a_cpu_is_waited_for(processes, spillway, fill, tmp_path):
+    """One that had not begun within 100 ms was taken for one that is stopped, which nobody waits for: for a second, pages came without
+    limit. On a busy machine 48 MiB were resident under a budget of 24."""
+    if os.cpu_count() < 2:
+        pytest.skip("SKIPPED: the agent is to have another CPU than its program")
+    budget, stats = 24 * MIB, tmp_path / "stats.json"
+    target = Program(processes, [fill, 48], spillway, "24M", ["--stats", stats]).ready()
+    eventually(lambda: spillway.find(target.pid)["local_bytes"] <= budget, "what was filled at once to leave")
+    *others, last = sorted(os.sched_getaffinity(0))
+    agent = next(thread for thread, name in threads(target.pid) if name == "spillway-agent")
+    os.sched_setaffinity(target.pid, others)
+    target.ask("churn 100")
+    os.sched_setaffinity(agent, [last])
+    # The kernel leaves everyone else a twentieth of the time.
+    busy = processes.start(["sh", "-c", "while :; do :; done"])
+    os.sched_setaffinity(busy.pid, [last])
+    os.sched_setscheduler(busy.pid, os.SCHED_FIFO, os.sched_param(1))
+    target.ask("churn 3000")
+    busy.kill()
+    target.unharmed()
+    target.tell("exit 0")
+    assert target.status() == 0
+    told = json.loads(stats.read_text())
+    assert told["local_peak_bytes"] <= budget * PEAK_ALLOWANCE, told
 
 
 def test_adopted_while_it_churns(processes, spillway, fill):

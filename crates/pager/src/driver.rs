@@ -111,6 +111,8 @@ pub struct Driver {
     graves: Vec<TargetId>,
     /// The last wait was one.
     slept: bool,
+    /// When it was last looked for orders that nobody takes.
+    recalled_ns: u64,
     /// Turns since descriptors were last polled.
     unpolled: u32,
     /// The last reading of events found none.
@@ -279,11 +281,12 @@ impl Driver {
         if !ready && (owes || timeout != Some(0)) {
             ready = poll(&mut self.polled, timeout);
         }
-        self.slept = !owes && now_ns() - since > SLEPT_NS;
+        let now_ns = now_ns();
+        self.slept = !owes && now_ns - since > SLEPT_NS;
         if !ready {
             self.polled.iter_mut().for_each(|polled| polled.revents = 0);
-            self.recall();
         }
+        self.recall(now_ns);
         self.unpolled = 0;
         self.dry = (0..self.targets.len()).all(|at| self.polled[2 * at + 1].revents == 0);
         if self.dry && self.targets.iter().flatten().all(Target::may_read) {

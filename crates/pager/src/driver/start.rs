@@ -95,6 +95,7 @@ impl Driver {
             release: None,
             leaving: Vec::new(),
             slept: false,
+            recalled_ns: 0,
             unpolled: UNPOLLED_MAX,
             dry: true,
             untidy: false,
