@@ -18,7 +18,7 @@
 //                without=OP,OP   leaves out move, cut, drop, remove; leave: children stay until the end;
 //                                later: a pipe may have a page as it was given to it
 //                with=OP,OP      twin: a second view by mremap of size 0; late: strangers come, wait, look, and go;
-//                                removing: more of that than of anything else
+//                                removing: more of that than of anything else; killed: children may be, at any time
 //                sabotage=KIND   does what a bad pager would: zero, flip, stale, revive, half, orphan
 //
 // What is expected is kept in a file, the *ledger*, which no pager of shared memory takes. Page P belongs to process
@@ -48,7 +48,7 @@ enum { CHUNKS = 8, MEMBERS_MAX = 16, RUN_MAX = 16, RANGE_MAX = 64, LATE_MS = 250
 #define NEED(what) do { if (!(what)) bad("line %d: %s (errno: %s)", __LINE__, #what, strerror(errno)); } while (0)
 
 typedef struct {
-    _Atomic uint64_t stop, failed, looks, passed, writes, removals, moves, apart, born;
+    _Atomic uint64_t stop, failed, looks, passed, writes, removals, moves, apart, born, killed;
     uint64_t pages, slots, seed;
     // Of each page: the last change that was begun, that was done, and the last removal that was begun. The first two
     // are a change's number * 2, + 1 for a removal, after which the page is zeros.
@@ -310,7 +310,7 @@ static bool tell_counts(void) {
     const struct { const char *name; uint64_t count; } all[] = {
         { "looks", ledger->looks }, { "passed", ledger->passed }, { "writes", ledger->writes },
         { "removals", ledger->removals }, { "moves", ledger->moves }, { "apart", ledger->apart },
-        { "born", ledger->born },
+        { "born", ledger->born }, { "killed", ledger->killed },
     };
     for (unsigned i = 0; i < sizeof all / sizeof *all; i++) say("%s %" PRIu64 "\n", all[i].name, all[i].count);
     return true;
@@ -339,7 +339,8 @@ static void bury(uint64_t child, int how) {
     int status;
     if (waitpid(kids[child], &status, how) != kids[child]) return;
     kids[child] = 0;
-    if (status) bad("a child has ended with status %#x", status);
+    if (names(with, "killed") && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) atomic_fetch_add(&ledger->killed, 1);
+    else if (status) bad("a child has ended with status %#x", status);
 }
 
 static bool go_with_children(void) {

@@ -21,8 +21,8 @@ const LOOKS_MAX: usize = 50;
 pub struct Outlook {
     /// What the kernel says of our descriptor: among it how many faults are not read yet.
     about: Option<File>,
-    /// What threads are about to remove, of those that waited to be heard of at the last look.
-    removals: Vec<Span>,
+    /// What threads are about to remove, of those that waited to be heard of at the last look, and which they are.
+    removals: Vec<(Span, i32)>,
     /// Threads were looked at for what is read next.
     has_looked: bool,
 }
@@ -38,8 +38,14 @@ impl Outlook {
     }
 
     /// What threads are about to remove, as was last seen.
-    pub fn removals(&self) -> &[Span] {
-        &self.removals
+    pub fn removals(&self) -> impl Iterator<Item = Span> {
+        self.removals.iter().map(|(span, _)| *span)
+    }
+
+    /// The threads that are about to give up the pages of `span` themselves, as was last seen: none of them when it is only shown no more.
+    pub fn removers(&self, span: Span) -> Vec<i32> {
+        let its = self.removals.iter().filter(|(removed, _)| removed.intersect(span) == Some(span));
+        its.map(|(_, thread)| *thread).collect()
     }
 
     /// How many messages of process `pid` may be read now: faults, or a change of which it is known what it is of. Of a child just
@@ -91,11 +97,6 @@ impl Outlook {
         false
     }
 
-    /// Whether the pages of `span` are about to be given up themselves, as was last seen.
-    pub fn removes(&self, span: Span) -> bool {
-        self.removals.iter().any(|removed| removed.intersect(span) == Some(span))
-    }
-
     /// How many faults there are that were not read.
     fn faults(&self) -> usize {
         let mut text = [0; 512];
@@ -111,7 +112,7 @@ impl Outlook {
             match call(&line) {
                 Some((number, arguments)) => {
                     waiting |= CHANGES.contains(&number);
-                    self.removals.extend(removed(number, arguments));
+                    self.removals.extend(removed(number, arguments).map(|span| (span, thread)));
                 }
                 None => running |= line.starts_with("running"),
             }
@@ -177,5 +178,17 @@ mod tests {
         assert_eq!(removed(libc::SYS_madvise, [0x1000, 0x2000, 4]), None);
         assert_eq!(removed(libc::SYS_munmap, [0x1000, 0x2000, 9]), None);
         assert_eq!(removed(libc::SYS_madvise, [u64::MAX, 0x2000, 9]), None);
+    }
+
+    #[test]
+    fn who_removes_what_is_told() {
+        let span = |first: u64, pages| Span::of_pages(Address(first << 12), pages);
+        let removals = vec![(span(8, 4), 11), (span(0, 2), 12), (span(8, 1), 13)];
+        let outlook = Outlook { about: None, removals, has_looked: true };
+        // The kernel tells of parts, one mapping at a time.
+        assert_eq!(outlook.removers(span(8, 1)), [11, 13]);
+        assert_eq!(outlook.removers(span(9, 3)), [11]);
+        assert_eq!(outlook.removers(span(1, 2)), [0; 0]);
+        assert_eq!(outlook.removals().collect::<Vec<_>>(), [span(8, 4), span(0, 2), span(8, 1)]);
     }
 }

@@ -414,7 +414,10 @@ pub fn process_of(thread: i32) -> io::Result<Option<i32>> {
 }
 
 /// What was read; none where there is nothing to read.
-fn if_asked<T>(read: io::Result<T>) -> io::Result<Option<T>> {
+///
+/// # Errors
+/// When we could not ask.
+pub fn if_asked<T>(read: io::Result<T>) -> io::Result<Option<T>> {
     match read {
         Err(error) if is_for_want_of(&error) => Err(error),
         read => Ok(read.ok()),

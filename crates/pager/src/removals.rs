@@ -24,6 +24,32 @@ const TICKS_OUTSIDE: u64 = 3;
 /// Removals remembered for one target; more are merged into one that covers them all.
 const REMOVALS_MAX: usize = 512;
 
+/// Who is at a removal.
+pub enum By {
+    /// The target, of memory of its own.
+    Itself,
+    /// Of memory that others share: these processes, each named by any of its threads.
+    These(Vec<i32>),
+    /// Of such memory, whoever has it mapped.
+    Anyone,
+}
+
+impl By {
+    /// Of memory that others share that a page is not populated in a target says nothing.
+    fn is_shared(&self) -> bool {
+        !matches!(self, By::Itself)
+    }
+
+    /// Those at either.
+    fn join(&mut self, other: Self) {
+        match (&mut *self, other) {
+            (By::These(these), By::These(others)) => these.extend(others),
+            (_, other @ By::Anyone) => *self = other,
+            (By::Itself | By::These(_) | By::Anyone, _) => {}
+        }
+    }
+}
+
 struct Removal {
     target: TargetId,
     /// Its number, or the youngest of those it stands for.
@@ -32,10 +58,36 @@ struct Removal {
     announced: Instant,
     next_scan: Instant,
     wait: Duration,
-    /// Of memory that others share: that a page is not populated here says nothing of it.
-    is_shared: bool,
-    /// CPU ticks of the target's threads when first looked at after the announcement.
-    threads: Option<Vec<(i32, u64)>>,
+    by: By,
+    /// CPU ticks of threads when first looked at after the announcement.
+    threads: Option<Vec<Ticks>>,
+}
+
+/// What a thread of a process had had of the CPU.
+struct Ticks {
+    pid: i32,
+    thread: i32,
+    ticks: u64,
+}
+
+impl Ticks {
+    /// Of all threads of a process, which is named by any of them; none where we could not ask.
+    fn of(pid: i32) -> Option<Vec<Self>> {
+        let threads = procfs::if_asked(procfs::threads(pid)).ok()?.unwrap_or_default();
+        let all = threads.into_iter().map(|thread| {
+            let stat = procfs::if_asked(procfs::thread_stat(pid, thread)).ok()?;
+            Some(stat.map(|stat| Self { pid, thread, ticks: stat.cpu_ticks }))
+        });
+        all.collect::<Option<Vec<_>>>().map(|all| all.into_iter().flatten().collect())
+    }
+
+    /// Whether it is asleep now, has ended, or has run for long since.
+    fn is_outside(&self) -> bool {
+        match procfs::thread_stat(self.pid, self.thread) {
+            Ok(stat) => !matches!(stat.state, b'R' | b'D') || stat.cpu_ticks >= self.ticks + TICKS_OUTSIDE,
+            Err(error) => !procfs::is_for_want_of(&error),
+        }
+    }
 }
 
 /// All removals under way.
@@ -44,19 +96,20 @@ pub struct Removals(Vec<Removal>);
 
 impl Removals {
     /// A removal was announced.
-    pub fn announced(&mut self, target: TargetId, span: Span, number: u64, is_shared: bool) {
+    pub fn announced(&mut self, target: TargetId, span: Span, number: u64, by: By) {
         let now = Instant::now();
-        let alike = |removal: &&mut Removal| (removal.target, removal.is_shared) == (target, is_shared);
         if self.0.len() >= REMOVALS_MAX
-            && let Some(last) = self.0.iter_mut().rev().find(alike)
+            && let Some(last) =
+                self.0.iter_mut().rev().find(|it| it.target == target && it.by.is_shared() == by.is_shared())
         {
+            last.by.join(by);
             last.span = Span { start: last.span.start.min(span.start), end: last.span.end.max(span.end) };
             (last.number, last.announced, last.threads) = (number, now, None);
             return;
         }
         let next_scan = now + FIRST_SCAN;
         let wait = FIRST_SCAN;
-        self.0.push(Removal { target, number, span, announced: now, next_scan, wait, is_shared, threads: None });
+        self.0.push(Removal { target, number, span, announced: now, next_scan, wait, by, threads: None });
     }
 
     /// Whether any waits to be settled soon.
@@ -69,35 +122,48 @@ impl Removals {
         self.0.retain(|removal| removal.target != target);
     }
 
-    /// Scans those that are due, and tells the fault thread what it found.
-    pub fn settle<'a>(&mut self, process_of: impl Fn(TargetId) -> Option<(i32, &'a Pagemap)>, send: impl Fn(Command)) {
+    /// Scans those that are due, and tells the fault thread what it found. `sharers`: who has memory mapped that is shared; none where that
+    /// cannot be told now.
+    pub fn settle<'a>(
+        &mut self,
+        process_of: impl Fn(TargetId) -> Option<(i32, &'a Pagemap)>,
+        sharers: impl Fn() -> Option<Vec<i32>>,
+        send: impl Fn(Command),
+    ) {
         let now = Instant::now();
         self.0.retain_mut(|removal| {
             if now < removal.next_scan {
                 return true;
             }
-            let Some((pid, pagemap)) = process_of(removal.target) else {
-                // A forked child whose process is not known yet.
-                removal.wait = (removal.wait * 2).min(SPARED_AFTER);
-                removal.next_scan = now + removal.wait;
-                return true;
-            };
-            let Ok(gone) = gone(pagemap, removal.span) else { return false };
             let &mut Removal { target, number, span, .. } = removal;
-            let all_gone = !removal.is_shared && gone.len() == 1 && gone[0] == span;
-            if !removal.is_shared {
-                send(Command::RemovalSeen { target, number, gone });
+            let is_shared = removal.by.is_shared();
+            let (mut pids, mut all_gone) = (None, false);
+            match &removal.by {
+                By::Itself => {
+                    if let Some((pid, pagemap)) = process_of(target) {
+                        let Ok(gone) = gone(pagemap, span) else { return false };
+                        all_gone = gone.len() == 1 && gone[0] == span;
+                        send(Command::RemovalSeen { target, number, gone });
+                        pids = Some(vec![pid]);
+                    }
+                }
+                By::These(these) => pids = Some(these.clone()),
+                By::Anyone => pids = sharers(),
             }
-            let spared_after = if removal.is_shared { SHARED_SPARED_AFTER } else { SPARED_AFTER };
-            let spared = now >= removal.announced + spared_after;
-            let before = removal.threads.as_deref().filter(|_| spared);
-            if all_gone || before.is_some_and(|before| all_outside(pid, before)) {
-                send(Command::RemovalOver { target, number, span, is_shared: removal.is_shared });
-                return false;
-            }
-            removal.threads.get_or_insert_with(|| ticks(pid));
+            let spared_after = if is_shared { SHARED_SPARED_AFTER } else { SPARED_AFTER };
             removal.wait = (removal.wait * 2).min(spared_after);
             removal.next_scan = now + removal.wait;
+            // That of a forked child may not be known yet.
+            let Some(pids) = pids else { return true };
+            let before = removal.threads.as_ref().filter(|_| now >= removal.announced + spared_after);
+            if all_gone || before.is_some_and(|before| before.iter().all(Ticks::is_outside)) {
+                send(Command::RemovalOver { target, number, span, is_shared });
+                return false;
+            }
+            if removal.threads.is_none() {
+                let all: Option<Vec<_>> = pids.into_iter().map(Ticks::of).collect();
+                removal.threads = all.map(|all| all.into_iter().flatten().collect());
+            }
             true
         });
     }
@@ -108,19 +174,6 @@ fn gone(pagemap: &Pagemap, span: Span) -> std::io::Result<Vec<Span>> {
     let mut populated = Vec::new();
     pagemap.populated(span, |there| populated.push(there))?;
     Ok(span.without(populated.into_iter()))
-}
-
-fn ticks(pid: i32) -> Vec<(i32, u64)> {
-    let threads = procfs::threads(pid).unwrap_or_default();
-    threads.into_iter().filter_map(|thread| Some((thread, procfs::thread_stat(pid, thread).ok()?.cpu_ticks))).collect()
-}
-
-/// Whether each thread that existed then is asleep now, has ended, or has run for long since.
-fn all_outside(pid: i32, before: &[(i32, u64)]) -> bool {
-    before.iter().all(|&(thread, ticks)| match procfs::thread_stat(pid, thread) {
-        Ok(stat) => !matches!(stat.state, b'R' | b'D') || stat.cpu_ticks >= ticks + TICKS_OUTSIDE,
-        Err(_) => true,
-    })
 }
 
 #[cfg(test)]
@@ -138,12 +191,12 @@ mod tests {
         let pid = std::process::id().cast_signed();
         let pagemap = Pagemap::open(pid).expect("our own");
         let mut removals = Removals::default();
-        removals.announced(target, span, 1, false);
+        removals.announced(target, span, 1, By::Itself);
         removals.0[0].announced -= 2 * SPARED_AFTER;
         let told = std::cell::RefCell::new(Vec::new());
         let mut settle = |known: bool| {
             removals.0.iter_mut().for_each(|removal| removal.next_scan = Instant::now());
-            removals.settle(|_| known.then_some((pid, &pagemap)), |command| told.borrow_mut().push(command));
+            removals.settle(|_| known.then_some((pid, &pagemap)), || None, |command| told.borrow_mut().push(command));
         };
         settle(false);
         assert!(told.borrow().is_empty());
@@ -151,5 +204,37 @@ mod tests {
         let is_seen = |command: &Command| matches!(command, Command::RemovalSeen { gone, .. } if gone.is_empty());
         assert!(told.borrow().len() == 1 && is_seen(&told.borrow()[0]), "nothing is gone, and nothing is over");
         assert!(memory[PAGE_BYTES] == 1);
+    }
+
+    /// Memory that others share is given up by one of its threads, or by those of whoever has it mapped: while they run it is not over, nor
+    /// where it cannot be told who they are.
+    #[test]
+    fn a_removal_of_shared_memory_is_over_when_all_who_may_be_at_it_are_seen_elsewhere() {
+        let span = Span { start: Address(0), end: Address(4096) };
+        let own = std::process::id().cast_signed();
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("sleep");
+        let asleep = child.id().cast_signed();
+        let is_asleep = || procfs::stat(asleep).is_ok_and(|stat| stat.state == b'S');
+        (0..1000).take_while(|_| !is_asleep()).for_each(|_| std::thread::sleep(Duration::from_millis(1)));
+        let is_over = |by: By, sharers: Option<Vec<i32>>| {
+            let mut removals = Removals::default();
+            removals.announced(TargetId(3), span, 1, by);
+            removals.0[0].announced -= 2 * SPARED_AFTER;
+            let told = std::cell::Cell::new(0);
+            for _ in 0..2 {
+                removals.0.iter_mut().for_each(|removal| removal.next_scan = Instant::now());
+                removals.settle(|_| None, || sharers.clone(), |_| told.set(told.get() + 1));
+            }
+            told.get() == 1
+        };
+        assert!(!is_over(By::These(vec![own]), None), "this thread runs");
+        assert!(is_over(By::These(vec![asleep]), None));
+        assert!(!is_over(By::These(vec![asleep, own]), None));
+        assert!(!is_over(By::Anyone, None), "it cannot be told");
+        assert!(!is_over(By::Anyone, Some(vec![asleep, own])));
+        assert!(is_over(By::Anyone, Some(vec![asleep])));
+        assert!(is_over(By::Anyone, Some(Vec::new())), "nobody has it");
+        child.kill().and_then(|()| child.wait()).expect("it ends");
+        assert!(is_over(By::These(vec![asleep]), None), "it has ended");
     }
 }

@@ -111,6 +111,8 @@ pub struct Target {
     pub pagemap: Option<Pagemap>,
     /// Its mappings, likewise.
     pub procmap: Option<ProcMap>,
+    /// What it sees of shared memory is known: not of a child that another pager was told of, nor of its children.
+    pub has_known_views: bool,
     /// Its agent; without one it is served and not evicted.
     pub agent: Option<Agent>,
     /// What the agent does.
@@ -188,6 +190,7 @@ impl Target {
             outlook: None,
             pagemap: None,
             procmap: None,
+            has_known_views: true,
             agent,
             flight: Flight::Idle,
             ordered_ns: 0,

@@ -294,12 +294,13 @@ impl Watcher {
                     process.read_at = None;
                 }
             }
-            Report::Removal { target, span, number, is_shared } => {
-                self.removals.announced(target, span, number, is_shared);
+            Report::Removal { target, span, number, by } => {
+                self.removals.announced(target, span, number, by);
             }
-            Report::Forked { parent, child, uffd, tally, taken_over } => {
+            Report::Forked { parent, child, uffd, tally, has_known_views, taken_over } => {
                 self.tree_at = None;
-                let orphan = Orphan::new(child, parent, uffd, None, tally);
+                let mut orphan = Orphan::new(child, parent, uffd, None, tally);
+                orphan.has_known_views = has_known_views;
                 self.orphans.push(taken_over.into_iter().fold(orphan, Orphan::taken_over));
                 self.tell_managed();
             }
@@ -335,10 +336,15 @@ impl Watcher {
             found.and_then(|(&pid, process)| Some((pid, process.pagemap.as_ref()?)))
         };
         let (commands, bell) = (&self.commands, &self.bell);
-        self.removals.settle(process_of, |command| {
+        let tell = |command| {
             let _ = commands.send(command);
             bell.ring();
-        });
+        };
+        let mut removals = std::mem::take(&mut self.removals);
+        // Who has let go of it meanwhile has done what it was at.
+        let sharers = || Some(self.who_has_commons()?.into_iter().map(|(pid, _)| pid).collect());
+        removals.settle(process_of, sharers, tell);
+        self.removals = removals;
     }
 
     fn end_target(&mut self, target: TargetId) {

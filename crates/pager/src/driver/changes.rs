@@ -9,6 +9,7 @@ use spillway_core::{Address, Span, TargetId};
 use super::hands::{to_bits, to_handle};
 use super::{Driver, RETRY_NS, Report};
 use crate::merging::Merging;
+use crate::removals::By;
 use crate::sys::clock::{now_ns, ticks_since_boot};
 use crate::sys::fd::{poll, readable};
 use crate::sys::uffd::{Event, Uffd};
@@ -102,7 +103,7 @@ impl Driver {
     pub(super) fn announce(&mut self, id: TargetId, span: Span) {
         let Some(target) = self.target(id) else { return };
         let (number, span) = target.announced.removal(span);
-        let _ = self.reports.send(Request::Report(Report::Removal { target: id, span, number, is_shared: false }));
+        let _ = self.reports.send(Request::Report(Report::Removal { target: id, span, number, by: By::Itself }));
     }
 
     /// Of `span`, said to be unmapped, what is mapped and registered all the same: the kernel says so too when `munmap`
@@ -162,8 +163,12 @@ impl Driver {
         let Some(target) = &self.targets[at] else { return };
         let (parent, tally, leaving) = (target.id, Arc::clone(&target.tally), target.leaving);
         let (inherits_merging, marked) = (target.merging == Merging::Ours, target.marked.clone());
+        let has_known_views = target.has_known_views && !late;
         let mut child = self.child_of(parent, uffd, tally);
-        self.inherit_views(parent, child.id, &child.uffd);
+        child.has_known_views = has_known_views;
+        if has_known_views {
+            self.inherit_views(parent, child.id, &child.uffd);
+        }
         (child.parent, child.leaving) = (Some(parent), leaving);
         (child.inherits_merging, child.marked) = (inherits_merging, marked);
         self.add_young(child, late.then(ticks_since_boot));
@@ -178,14 +183,15 @@ impl Driver {
         let (store, buffers) = (&mut self.hands.store, &mut self.hands.buffers);
         let share = |bits| to_bits(store.share(to_handle(bits)));
         let child = self.core.forked(parent, share, |BufferCopy { from, to }| buffers.copy(from, to));
-        Target { inherits: false, ..Target::new(child, 0, uffd, None, tally) }
+        Target { inherits: false, has_known_views: false, ..Target::new(child, 0, uffd, None, tally) }
     }
 
     /// A target without an agent, which another pager was told of if it says when.
     pub(super) fn add_young(&mut self, target: Target, taken_over: Option<u64>) {
-        let (parent, child) = (target.parent, target.id);
+        let (parent, child, has_known_views) = (target.parent, target.id, target.has_known_views);
         let (uffd, tally) = (target.uffd.clone(), Arc::clone(&target.tally));
-        let _ = self.reports.send(Request::Report(Report::Forked { parent, child, uffd, tally, taken_over }));
+        let forked = Report::Forked { parent, child, uffd, tally, has_known_views, taken_over };
+        let _ = self.reports.send(Request::Report(forked));
         self.add(Target { forked: true, ..target });
     }
 }

@@ -15,6 +15,7 @@ use super::commons::Joined;
 use super::release::Release;
 use crate::adopt::Agent;
 use crate::procfs::Mapping;
+use crate::removals::By;
 use crate::stretch::Stretch;
 use crate::sys::uffd::Uffd;
 use crate::tally::Tally;
@@ -272,8 +273,8 @@ pub enum Report {
         span: Span,
         /// Its number, which only grows.
         number: u64,
-        /// Others share the memory.
-        is_shared: bool,
+        /// Whose threads are at it.
+        by: By,
     },
     /// A target forked; the userfaultfd is a copy of the child's.
     Forked {
@@ -285,6 +286,8 @@ pub enum Report {
         uffd: Uffd,
         /// What is told of their tree.
         tally: Arc<Tally>,
+        /// What the child sees of shared memory is known.
+        has_known_views: bool,
         /// When that was, in clock ticks since boot, if another pager was told of it.
         taken_over: Option<u64>,
     },
@@ -375,7 +378,7 @@ impl Driver {
                 if let Some(target) = self.target(id) {
                     target.pid = agent.pid;
                     target.look_into(agent.pid);
-                    target.parent = None;
+                    (target.parent, target.has_known_views) = (None, true);
                     target.agent = Some(agent);
                     target.placed = 0;
                 }

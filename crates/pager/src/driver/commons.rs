@@ -9,6 +9,7 @@ use super::{Driver, Report};
 use crate::commons::{Backing, Commons, View};
 use crate::outlook::Outlook;
 use crate::procfs::{self, FileId, Mapping};
+use crate::removals::By;
 use crate::sys::message::MESSAGES;
 use crate::sys::pagemap::Pagemap;
 use crate::sys::procmap::ProcMap;
@@ -176,7 +177,8 @@ impl Driver {
     /// is of: `MADV_REMOVE` and `MADV_DONTNEED` are told of in the same words.
     pub(super) fn messages_to_read(&mut self, at: usize) -> usize {
         let Some(id) = self.targets[at].as_ref().map(|target| target.id) else { return 0 };
-        if !self.sees_commons(id) {
+        let may_see = self.targets[at].as_ref().is_some_and(|target| !target.has_known_views);
+        if !self.sees_commons(id) && (!may_see || self.commons.is_empty()) {
             self.hands.estate.iter().for_each(|estate| estate.set_removals(&[]));
             return MESSAGES;
         }
@@ -186,8 +188,8 @@ impl Driver {
         }
         let (uffd, pid) = (target.uffd.clone(), Some(target.pid).filter(|pid| *pid > 0));
         let mut outlook = target.outlook.take().unwrap_or_else(|| Outlook::of(&uffd));
-        let most = outlook.look(&uffd, pid, || self.relatives()).min(MESSAGES);
-        self.note_removals(id, &outlook);
+        let most = outlook.look(&uffd, pid, || self.relatives(at)).min(MESSAGES);
+        self.note_removals(at, &outlook);
         if let Some(target) = &mut self.targets[at] {
             target.outlook = Some(outlook);
         }
@@ -197,17 +199,23 @@ impl Driver {
     /// A change of a target was read: what it is of is known now, if it can be.
     pub(super) fn look_late(&mut self, at: usize) {
         let Some(target) = &mut self.targets[at] else { return };
-        let (id, pid) = (target.id, Some(target.pid).filter(|pid| *pid > 0));
+        let pid = Some(target.pid).filter(|pid| *pid > 0);
         let Some(mut outlook) = target.outlook.take() else { return };
-        outlook.look_late(pid, || self.relatives());
-        self.note_removals(id, &outlook);
+        outlook.look_late(pid, || self.relatives(at));
+        self.note_removals(at, &outlook);
         if let Some(target) = &mut self.targets[at] {
             target.outlook = Some(outlook);
         }
     }
 
-    /// All processes that are served, with their children and grandchildren.
-    fn relatives(&self) -> Vec<i32> {
+    /// All processes that are served, with their children and grandchildren. All there are, where a child may be anyone's by now.
+    fn relatives(&self, at: usize) -> Vec<i32> {
+        let parent_of =
+            |target: &Target| self.targets.get(target.parent?.0 as usize)?.as_ref().map(|parent| parent.pid);
+        let is_lost = |target: &Target| target.pid == 0 && parent_of(target).is_none_or(|pid| pid == 0);
+        if self.targets[at].as_ref().is_some_and(is_lost) {
+            return procfs::processes().unwrap_or_default();
+        }
         let served = self.targets.iter().flatten().filter(|target| target.commons.is_none() && target.pid > 0);
         let mut all: Vec<i32> = served.map(|target| target.pid).collect();
         for _ in 0..2 {
@@ -222,13 +230,50 @@ impl Driver {
     /// A target gives up pages that it shares, or its own mapping of them; false where it shares none there.
     pub(super) fn shared_removal(&mut self, at: usize, span: Span) -> bool {
         let Some(target) = &self.targets[at] else { return false };
-        let (id, removes) = (target.id, target.outlook.as_ref().is_some_and(|outlook| outlook.removes(span)));
-        let all: Vec<(TargetId, View)> = self.shown_in(id, span).collect();
-        if removes {
-            let homes = all.iter().map(|(its, view)| (*its, Span::of_pages(view.home, view.span.pages()))).collect();
-            self.begin_removal(id, span, homes);
+        let removers = target.outlook.as_ref().map_or_else(Vec::new, |outlook| outlook.removers(span));
+        let (id, pid) = (target.id, target.pid);
+        let all = self.shown_to(at, &removers, span);
+        if !removers.is_empty() {
+            let homes = all.iter().map(|(its, view)| (*its, Span::of_pages(view.home, view.span.pages())));
+            self.begin_removal(
+                id,
+                span,
+                &homes.collect::<Vec<_>>(),
+                By::These(if pid > 0 { vec![pid] } else { removers }),
+            );
         }
         !all.is_empty()
+    }
+
+    /// What a target sees in `span`, which `removers` are about to remove: of which commons, and the part of the view. Of a child whose
+    /// process is not known the kernel is asked what they see, one of whom it is. Another removes it as well.
+    pub(super) fn shown_to(&self, at: usize, removers: &[i32], span: Span) -> Vec<(TargetId, View)> {
+        let Some(target) = &self.targets[at] else { return Vec::new() };
+        if target.procmap.is_some() || removers.is_empty() {
+            return self.shown_in(target.id, span).collect();
+        }
+        let mut all = Vec::new();
+        for procmap in removers.iter().filter_map(|&thread| ProcMap::open(thread).ok()) {
+            let mut from = span.start;
+            while let Ok(Some(mapping)) = procmap.at_or_behind(from)
+                && mapping.span.start < span.end
+            {
+                from = mapping.span.end;
+                let Some(its) = mapping.file.filter(|_| !mapping.private).and_then(|file| self.commons_of(file)) else {
+                    continue;
+                };
+                let home = self.common(its).map(Commons::span).expect("it is one");
+                let shows = Address(home.start.0.saturating_add(mapping.offset));
+                let view = View { target: target.id, uffd: target.uffd.clone(), span: mapping.span, home: shows };
+                // Behind the end that the file had there is nothing of it.
+                let part = Span {
+                    start: mapping.span.start,
+                    end: mapping.span.start.plus_bytes(home.end.0.saturating_sub(shows.0)),
+                };
+                all.extend(span.intersect(part).and_then(|part| Some((its, view.within(part)?))));
+            }
+        }
+        all
     }
 
     /// What a target sees in `span`: of which commons, and the part of the view.
@@ -239,17 +284,24 @@ impl Driver {
     }
 
     /// Pages of commons are given up by a target, as it does so in `span`.
-    pub(super) fn begin_removal(&mut self, id: TargetId, span: Span, homes: Vec<(TargetId, Span)>) {
+    pub(super) fn begin_removal(&mut self, id: TargetId, span: Span, homes: &[(TargetId, Span)], by: By) {
         if homes.is_empty() {
             return;
         }
-        let Some((number, span)) = self.target(id).map(|target| target.announced.removal(span)) else { return };
-        for (commons, home) in homes {
-            // What is there waits until it is gone, and does not leave before.
-            self.core.removed(commons, home);
-            self.common_mut(commons).into_iter().for_each(|commons| commons.removal_begins(id, number, home));
+        // What is there waits until it is gone, and does not leave before.
+        for &(its, home) in homes {
+            self.core.removed(its, home);
         }
-        let _ = self.reports.send(Request::Report(Report::Removal { target: id, span, number, is_shared: true }));
+        self.await_removal(id, span, homes, by);
+    }
+
+    /// The same of what has begun to be removed.
+    pub(super) fn await_removal(&mut self, id: TargetId, span: Span, homes: &[(TargetId, Span)], by: By) {
+        let Some((number, span)) = self.target(id).map(|target| target.announced.removal(span)) else { return };
+        for &(its, home) in homes {
+            self.common_mut(its).into_iter().for_each(|commons| commons.removal_begins(id, number, home));
+        }
+        let _ = self.reports.send(Request::Report(Report::Removal { target: id, span, number, by }));
     }
 
     /// A removal must have happened by now, if it was one of shared pages.

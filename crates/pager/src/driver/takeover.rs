@@ -238,9 +238,9 @@ impl Driver {
                 self.settle_unmapped(at);
                 self.core.begin_event(number);
                 match (event, gone) {
+                    (event, _) if self.replay_removal(id, &event, &removals) => {}
                     (event, Some(gone)) => self.change_of_gone(gone, event),
                     (Event::Fork(uffd), None) => self.fork(at, uffd, true),
-                    (event, None) if self.replay_removal(id, &event, &removals) => {}
                     (event, None) => self.change(at, event),
                 }
             }

@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 use spillway_core::{Address, PAGE_BYTES_U64, Span, TargetId};
 
 use super::Watcher;
-use super::forks::Orphan;
 use super::process::Process;
 use crate::driver::{Command, Joined, portions};
 use crate::error::Error;
@@ -180,7 +179,7 @@ impl Watcher {
     }
 
     /// All processes but this one that have any of it mapped, and those mappings; none where we could not ask.
-    fn who_has_commons(&self) -> Option<Vec<(i32, Vec<Mapping>)>> {
+    pub(super) fn who_has_commons(&self) -> Option<Vec<(i32, Vec<Mapping>)>> {
         let own = std::process::id().cast_signed();
         let mut having = Vec::new();
         for pid in procfs::processes().ok()?.into_iter().filter(|pid| *pid != own) {
@@ -216,7 +215,7 @@ impl Watcher {
             };
             let is_whole = |mapping: &&Mapping| ["um", "uw"].iter().all(|flag| is_covered(flag, mapping.span));
             if !self.orphans.is_empty() && its.iter().all(is_whole) {
-                return self.orphans.iter().all(Orphan::has_known_views);
+                return self.orphans.iter().all(|orphan| orphan.has_known_views);
             }
             // A child of vfork has its parent's memory until it calls exec.
             let mut managed = self.processes.iter().filter(|(_, process)| process.target.is_some());

@@ -55,8 +55,8 @@ pub(super) struct Orphan {
     strangers: Vec<i32>,
     /// How often its mappings had changed when that was last told.
     changes: u64,
-    /// Another pager was told of it: what it sees of shared memory is not known for certain.
-    is_taken_over: bool,
+    /// What it sees of shared memory is known.
+    pub(super) has_known_views: bool,
     /// How large it was when that was looked at first.
     first_pages: Option<u64>,
 }
@@ -80,19 +80,14 @@ impl Orphan {
             tally,
             strangers: Vec::new(),
             changes: 0,
-            is_taken_over: false,
+            has_known_views: true,
             first_pages: None,
         }
     }
 
     /// The same, which another pager was told of at that time.
     pub(super) fn taken_over(self, known_ticks: u64) -> Self {
-        Self { known_ticks, is_taken_over: true, ..self }
-    }
-
-    /// Whether all that it sees of shared memory is known.
-    pub(super) fn has_known_views(&self) -> bool {
-        !self.is_taken_over
+        Self { known_ticks, ..self }
     }
 
     /// This target is buried.

@@ -11,21 +11,25 @@ use std::time::Duration;
 use spillway_core::evict::{Bytes, Captured};
 use spillway_core::page::{BufferIndex, State};
 use spillway_core::pager::Stop;
-use spillway_core::{Address, PageIndex, Span, TargetId};
+use spillway_core::{Address, PAGE_BYTES_U64, PageIndex, Span, TargetId};
 
-use super::super::{Driver, Report};
+use super::super::Driver;
 use crate::commons::Commons;
 use crate::error::Error;
 use crate::estate::{FoundCommons, NotedRemoval, Punching};
 use crate::outlook::Outlook;
 use crate::procfs;
+use crate::removals::By;
 use crate::sys::uffd::Event;
 use crate::tally::Tally;
 use crate::target::Target;
-use crate::watcher::{InheritedCommons, Request};
+use crate::watcher::InheritedCommons;
 
 /// How often it is looked whether a process has ended at last.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
+
+/// Where nothing ever is: a removal of which it is not known where it is made.
+const NOWHERE: Span = Span { start: Address(0), end: Address(PAGE_BYTES_U64) };
 
 /// A file that was found.
 pub struct CommonsHeir {
@@ -163,30 +167,21 @@ impl Driver {
         }
     }
 
-    /// Of pages that were about to be removed it is not written down who was at it: all are asked.
+    /// Of pages that were about to be removed it is not written down who was at it.
     fn announce_removals_again(&mut self) {
         for its in self.commons.clone() {
             let removing = self.core.removing(its);
             let (Some(first), Some(last)) = (removing.first(), removing.last()) else { continue };
             let home = Span { start: first.start, end: last.end };
-            for at in 0..self.targets.len() {
-                let Some(target) = &mut self.targets[at] else { continue };
-                let Some(agent) = &target.agent else { continue };
-                // Its threads are looked at, and no pages.
-                let (id, nowhere) = (target.id, agent.staging_and_scratch());
-                let (number, span) = target.announced.removal(nowhere);
-                self.common_mut(its).into_iter().for_each(|commons| commons.removal_begins(id, number, home));
-                let _ =
-                    self.reports.send(Request::Report(Report::Removal { target: id, span, number, is_shared: true }));
-            }
+            self.await_removal(its, NOWHERE, &[(its, home)], By::Anyone);
         }
     }
 
     /// Writes down what is seen that threads are about to remove, before they are heard of and go on.
-    pub(in crate::driver) fn note_removals(&self, id: TargetId, outlook: &Outlook) {
+    pub(in crate::driver) fn note_removals(&self, at: usize, outlook: &Outlook) {
         let Some(estate) = &self.hands.estate else { return };
-        let noted = outlook.removals().iter().flat_map(|&whole| {
-            self.shown_in(id, whole).filter_map(move |(its, view)| {
+        let noted = outlook.removals().flat_map(|whole| {
+            self.shown_to(at, &outlook.removers(whole), whole).into_iter().filter_map(move |(its, view)| {
                 let first = self.core.regions().at(its, view.home)?.page_at(view.home);
                 Some(NotedRemoval { whole, shown: view.span, first })
             })
@@ -195,7 +190,7 @@ impl Driver {
     }
 
     /// Applies a removal of shared memory that the dead pager has read of; false where it was none. Where it was may be shown no more by
-    /// now, or something else there: whoever did it has gone on.
+    /// now, or something else there: whoever did it has gone on, or has ended.
     pub(super) fn replay_removal(&mut self, id: TargetId, event: &Event, removals: &[NotedRemoval]) -> bool {
         let Event::Remove(span) = *event else { return false };
         let of_it = removals.iter().filter(|removal| removal.whole.intersect(span) == Some(span));
@@ -206,8 +201,11 @@ impl Driver {
             self.common(its).map(|_| (its, Span::of_pages(home, part.pages())))
         });
         let homes: Vec<(TargetId, Span)> = homes.collect();
-        let any = !homes.is_empty();
-        self.begin_removal(id, span, homes);
-        any
+        let is_there = self.target(id).is_some();
+        for &(its, home) in &homes {
+            let (by, span) = if is_there { (id, span) } else { (its, NOWHERE) };
+            self.begin_removal(by, span, &[(its, home)], By::Anyone);
+        }
+        !homes.is_empty()
     }
 }

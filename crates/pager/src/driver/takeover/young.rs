@@ -50,11 +50,11 @@ impl Driver {
     pub(super) fn take_up_young(&mut self, YoungHeir { found, uffd, tally }: YoungHeir, known: &[TargetId]) {
         let FoundYoung { id, tree, share, inherits, .. } = found;
         self.core.assign(id, tree, share);
-        let mut target = Target { doubtful: true, inherits, ..Target::new(id, 0, uffd, None, tally) };
+        let young = Target::new(id, 0, uffd, None, tally);
+        let mut target = Target { doubtful: true, inherits, has_known_views: false, ..young };
         if let Some(parent) = found.parent.filter(|parent| known.contains(parent)) {
             target.parent = Some(parent);
             target.inherits_merging = self.target(parent).is_some_and(|parent| parent.merging == Merging::Ours);
-            self.inherit_views(parent, id, &target.uffd);
         }
         self.add_young(target, Some(found.since_ticks));
         self.announce_again(id);
