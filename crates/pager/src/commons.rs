@@ -21,7 +21,7 @@ use spillway_core::{Address, PAGE_BYTES_U64, Page, Span, TargetId};
 use crate::driver::Joined;
 use crate::error::Error;
 use crate::pins::{FilePages, Pins};
-use crate::procfs::FileId;
+use crate::procfs::{FileId, Mapping};
 use crate::sys::clock::now_ns;
 use crate::sys::pagemap::{FrameFlags, Pagemap};
 use crate::sys::procmap::ProcMap;
@@ -50,6 +50,16 @@ pub struct View {
 }
 
 impl View {
+    /// What a mapping of the file in `target` shows of `home`: of what lies behind the end that the file had nothing is known.
+    pub fn of(target: TargetId, uffd: &Uffd, mapping: &Mapping, home: Span) -> Option<Self> {
+        let start = Address(home.start.0.saturating_add(mapping.offset));
+        if !mapping.offset.is_multiple_of(PAGE_BYTES_U64) || start >= home.end {
+            return None;
+        }
+        let there = home.end.pages_since(start).min(mapping.span.pages());
+        Some(Self { target, uffd: uffd.clone(), span: Span::of_pages(mapping.span.start, there), home: start })
+    }
+
     /// The part of it that lies in `span`.
     pub fn within(&self, span: Span) -> Option<Self> {
         let part = self.span.intersect(span)?;

@@ -137,31 +137,29 @@ impl Removals {
             }
             let &mut Removal { target, number, span, .. } = removal;
             let is_shared = removal.by.is_shared();
-            let (mut pids, mut all_gone) = (None, false);
-            match &removal.by {
-                By::Itself => {
-                    if let Some((pid, pagemap)) = process_of(target) {
-                        let Ok(gone) = gone(pagemap, span) else { return false };
-                        all_gone = gone.len() == 1 && gone[0] == span;
-                        send(Command::RemovalSeen { target, number, gone });
-                        pids = Some(vec![pid]);
-                    }
-                }
-                By::These(these) => pids = Some(these.clone()),
-                By::Anyone => pids = sharers(),
-            }
             let spared_after = if is_shared { SHARED_SPARED_AFTER } else { SPARED_AFTER };
             removal.wait = (removal.wait * 2).min(spared_after);
             removal.next_scan = now + removal.wait;
-            // That of a forked child may not be known yet.
-            let Some(pids) = pids else { return true };
+            let (mut own, mut all_gone) = (None, false);
+            if !is_shared {
+                // That of a forked child may not be known yet.
+                let Some((pid, pagemap)) = process_of(target) else { return true };
+                let Ok(gone) = gone(pagemap, span) else { return false };
+                (own, all_gone) = (Some(vec![pid]), gone.len() == 1 && gone[0] == span);
+                send(Command::RemovalSeen { target, number, gone });
+            }
             let before = removal.threads.as_ref().filter(|_| now >= removal.announced + spared_after);
             if all_gone || before.is_some_and(|before| before.iter().all(Ticks::is_outside)) {
                 send(Command::RemovalOver { target, number, span, is_shared });
                 return false;
             }
             if removal.threads.is_none() {
-                let all: Option<Vec<_>> = pids.into_iter().map(Ticks::of).collect();
+                let pids = match &removal.by {
+                    By::Itself => own,
+                    By::These(these) => Some(these.clone()),
+                    By::Anyone => sharers(),
+                };
+                let all = pids.and_then(|pids| pids.into_iter().map(Ticks::of).collect::<Option<Vec<_>>>());
                 removal.threads = all.map(|all| all.into_iter().flatten().collect());
             }
             true

@@ -108,18 +108,11 @@ impl Driver {
     /// Registers what a mapping of `target` shows of a commons as a view of it; false where that cannot be.
     fn show(&mut self, commons: TargetId, target: TargetId, uffd: &Uffd, mapping: &Mapping) -> bool {
         let Some(commons) = self.common_mut(commons) else { return false };
-        let home = commons.span();
-        let start = Address(home.start.0.saturating_add(mapping.offset));
-        let pages = mapping.span.pages();
-        let is_whole = mapping.offset.is_multiple_of(PAGE_BYTES_U64) && start < home.end;
-        if !is_whole || uffd.register_shared(mapping.span).is_err() {
-            return false;
-        }
-        // Of a part behind the end that the file had nothing is known.
-        let there = home.end.pages_since(start).min(pages);
-        let span = Span::of_pages(mapping.span.start, there);
-        commons.add_view(View { target, uffd: uffd.clone(), span, home: start });
-        there == pages
+        let view = View::of(target, uffd, mapping, commons.span());
+        let Some(view) = view.filter(|_| uffd.register_shared(mapping.span).is_ok()) else { return false };
+        let shows_all = view.span == mapping.span;
+        commons.add_view(view);
+        shows_all
     }
 
     /// Whether every mapping of a commons is a view of it: without, nothing leaves.
@@ -176,9 +169,9 @@ impl Driver {
     /// How many messages of a target may be read now. Where it shares memory, none of a change is read before it was seen what it
     /// is of: `MADV_REMOVE` and `MADV_DONTNEED` are told of in the same words.
     pub(super) fn messages_to_read(&mut self, at: usize) -> usize {
-        let Some(id) = self.targets[at].as_ref().map(|target| target.id) else { return 0 };
-        let may_see = self.targets[at].as_ref().is_some_and(|target| !target.has_known_views);
-        if !self.sees_commons(id) && (!may_see || self.commons.is_empty()) {
+        let Some(target) = &self.targets[at] else { return 0 };
+        let may_see = !target.has_known_views && !self.commons.is_empty();
+        if !may_see && !self.sees_commons(target.id) {
             self.hands.estate.iter().for_each(|estate| estate.set_removals(&[]));
             return MESSAGES;
         }
@@ -235,12 +228,8 @@ impl Driver {
         let all = self.shown_to(at, &removers, span);
         if !removers.is_empty() {
             let homes = all.iter().map(|(its, view)| (*its, Span::of_pages(view.home, view.span.pages())));
-            self.begin_removal(
-                id,
-                span,
-                &homes.collect::<Vec<_>>(),
-                By::These(if pid > 0 { vec![pid] } else { removers }),
-            );
+            let by = By::These(if pid > 0 { vec![pid] } else { removers });
+            self.begin_removal(id, span, &homes.collect::<Vec<_>>(), by);
         }
         !all.is_empty()
     }
@@ -249,11 +238,13 @@ impl Driver {
     /// process is not known the kernel is asked what they see, one of whom it is. Another removes it as well.
     pub(super) fn shown_to(&self, at: usize, removers: &[i32], span: Span) -> Vec<(TargetId, View)> {
         let Some(target) = &self.targets[at] else { return Vec::new() };
-        if target.procmap.is_some() || removers.is_empty() {
+        let asked = removers.iter().filter(|_| target.procmap.is_none());
+        let asked: Vec<ProcMap> = asked.filter_map(|&thread| ProcMap::open(thread).ok()).collect();
+        if asked.is_empty() {
             return self.shown_in(target.id, span).collect();
         }
         let mut all = Vec::new();
-        for procmap in removers.iter().filter_map(|&thread| ProcMap::open(thread).ok()) {
+        for procmap in asked {
             let mut from = span.start;
             while let Ok(Some(mapping)) = procmap.at_or_behind(from)
                 && mapping.span.start < span.end
@@ -263,14 +254,8 @@ impl Driver {
                     continue;
                 };
                 let home = self.common(its).map(Commons::span).expect("it is one");
-                let shows = Address(home.start.0.saturating_add(mapping.offset));
-                let view = View { target: target.id, uffd: target.uffd.clone(), span: mapping.span, home: shows };
-                // Behind the end that the file had there is nothing of it.
-                let part = Span {
-                    start: mapping.span.start,
-                    end: mapping.span.start.plus_bytes(home.end.0.saturating_sub(shows.0)),
-                };
-                all.extend(span.intersect(part).and_then(|part| Some((its, view.within(part)?))));
+                let view = View::of(target.id, &target.uffd, &mapping, home);
+                all.extend(view.and_then(|view| Some((its, view.within(span)?))));
             }
         }
         all

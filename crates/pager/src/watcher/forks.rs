@@ -104,11 +104,16 @@ impl Orphan {
     fn is_due(&mut self, soon: bool) -> bool {
         let age = self.since.elapsed();
         let Some(pid) = self.pid.filter(|_| !self.refused) else { return false };
-        if age >= EQUIP_AFTER || (soon && age >= KEEP_AFTER) {
+        let may_stay = age >= KEEP_AFTER;
+        if age >= EQUIP_AFTER || (soon && may_stay) {
             return true;
         }
+        if !may_stay && self.first_pages.is_some() {
+            return false;
+        }
         let pages = procfs::size(pid).map_or(0, |size| size.anonymous_pages);
-        pages > *self.first_pages.get_or_insert(pages) + GROWN_PAGES && age >= KEEP_AFTER
+        let first_pages = *self.first_pages.get_or_insert(pages);
+        may_stay && pages > first_pages + GROWN_PAGES
     }
 
     /// It would not stop now.
