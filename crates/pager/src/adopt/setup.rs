@@ -143,6 +143,7 @@ impl Setup {
             pid,
             thread,
             known_as,
+            ear: None,
             socket,
             orders: theirs,
             memory,
