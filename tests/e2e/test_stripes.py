@@ -1,7 +1,9 @@
 """Pools that survive the loss of servers: some are killed, come back empty, or are stopped, and programs notice nothing."""
 
+import json
 import random
 import signal
+import subprocess
 import time
 
 import clients
@@ -92,6 +94,23 @@ def test_a_stopped_server_does_not_stop_programs(processes, spillway, build, ser
         target.ask(command)
     target.tell("exit 7")
     assert target.status() == 7, target.err
+
+
+def test_copies_of_local_pages_go_before_others_move(processes, spillway, servers):
+    _, url = pool_of(servers, 5, "data=4&parity=1")
+    walk = [spillway.path, "bench-walk", "--size", "48M", "--order", "zipf", "--write", "50", "--seconds", "6", "--accesses", "1000000000"]
+    command = [spillway.path, "run", "-q", "--local", "24M", "--pool", url, "--", *walk]
+    started = processes.start(command, stdout=subprocess.PIPE, text=True)
+    seen = {}
+    while started.poll() is None:
+        ours = next((target for target in spillway.ps() if target["pool"] == url), {})
+        seen = ours.get("protection") or seen
+        time.sleep(0.1)
+    said = json.loads(started.stdout.read())
+    assert started.returncode == 0 and said["wrong"] == 0, said
+    assert seen["dropped_copies"] > 1000, seen
+    # Few are left to be moved: else one in six of what is written is.
+    assert seen["moved_pages"] < seen["chunks_put"] // 10, seen
 
 
 @pytest.mark.limit(240)

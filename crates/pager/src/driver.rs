@@ -405,7 +405,8 @@ impl Driver {
         self.bury(busy);
         self.write(busy, came);
         if self.core.is_store_full() {
-            self.core.forgo_clean(FREES_PER_TURN);
+            // Soon there are none.
+            self.core.forgo_clean(FREES_PER_TURN, |_| true);
         }
         self.retry_waiting();
         self.tend_merging();

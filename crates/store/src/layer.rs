@@ -208,6 +208,10 @@ impl Store for Layer {
         self.inner.protection()
     }
 
+    fn is_burden(&mut self, handle: Handle) -> bool {
+        self.inner.is_burden(handle)
+    }
+
     fn tidy(&mut self) -> bool {
         self.inner.tidy()
     }

@@ -151,6 +151,10 @@ impl Store for Snapshot {
         self.inner.protection()
     }
 
+    fn is_burden(&mut self, handle: Handle) -> bool {
+        !is_of_file(handle) && self.inner.is_burden(handle)
+    }
+
     fn tidy(&mut self) -> bool {
         self.inner.tidy()
     }

@@ -23,6 +23,9 @@ const JOURNEYS: usize = 64;
 /// Writes under way that the pager expects: as many as it has buffers, and as many again that came back meanwhile.
 const WRITES: usize = 2048;
 const BLOCK: usize = 16;
+/// Pages whose copies the store is asked about for each page that comes home. So each is asked about some twenty times before it leaves:
+/// the sooner a copy goes, the more it saves.
+const LOOKS_PER_PAGE: usize = 24;
 const _: () = assert!(BLOCK as u64 == BLOCK_PAGES_MAX);
 
 /// A block on its way from the store.
@@ -54,6 +57,8 @@ pub(super) struct Journeys {
     count: usize,
     blocks: Box<[spillway_core::Page]>,
     writes: HashMap<HandleBits, PageIndex>,
+    /// The store moves pages, to win back room.
+    has_burdens: bool,
 }
 
 impl Journeys {
@@ -63,7 +68,13 @@ impl Journeys {
             Some(_) => (JOURNEYS * BLOCK, WRITES),
             None => (0, 0),
         };
-        Self { under_way: [None; JOURNEYS], count: 0, blocks: pages(blocks), writes: HashMap::with_capacity(writes) }
+        Self {
+            under_way: [None; JOURNEYS],
+            count: 0,
+            blocks: pages(blocks),
+            writes: HashMap::with_capacity(writes),
+            has_burdens: store.protection().is_some(),
+        }
     }
 
     /// Whether the store answers later at all.
@@ -335,11 +346,14 @@ impl Driver {
             self.stay();
             self.stay_on(tree);
         }
-        if faults {
-            let served = self.core.installed(plan, outcome);
-            return served == Served::Yes && outcome.stop.is_none() && clear == pages;
+        let served = if faults { self.core.installed(plan, outcome) } else { Served::Yes };
+        if !faults {
+            self.core.installed_ahead(plan, outcome);
         }
-        self.core.installed_ahead(plan, outcome);
-        outcome.stop.is_none() && clear == pages
+        if self.journeys.has_burdens {
+            let store = &mut self.hands.store;
+            self.core.forgo_clean(LOOKS_PER_PAGE * index(outcome.done), |bits| store.is_burden(to_handle(bits)));
+        }
+        served == Served::Yes && outcome.stop.is_none() && clear == pages
     }
 }
