@@ -212,6 +212,10 @@ impl Store for Layer {
         self.inner.is_burden(handle)
     }
 
+    fn has_burdens(&mut self) -> bool {
+        self.inner.has_burdens()
+    }
+
     fn tidy(&mut self) -> bool {
         self.inner.tidy()
     }

@@ -145,9 +145,13 @@ pub trait Store: Send {
     fn share(&mut self, handle: Handle) -> Handle;
     /// Releases one reference. With the last one, what is pending for the handle is called off: no completion comes.
     fn free(&mut self, handle: Handle);
-    /// Whether the copy behind `handle`, of a page that is local as well, costs more to keep than to write again: the store would
-    /// have to move it to win back room. The caller then frees it.
+    /// Tells that the page behind `handle` is local as well, and asks whether its copy costs more to keep than to write again: the
+    /// store would have to move it to win back room. The caller then frees it.
     fn is_burden(&mut self, _handle: Handle) -> bool {
+        false
+    }
+    /// Whether there are such copies of pages that it was told of.
+    fn has_burdens(&mut self) -> bool {
         false
     }
     /// What is kept now.

@@ -155,6 +155,10 @@ impl Store for Snapshot {
         !is_of_file(handle) && self.inner.is_burden(handle)
     }
 
+    fn has_burdens(&mut self) -> bool {
+        self.inner.has_burdens()
+    }
+
     fn tidy(&mut self) -> bool {
         self.inner.tidy()
     }

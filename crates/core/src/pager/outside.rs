@@ -73,4 +73,12 @@ impl Pager {
             }
         }
     }
+
+    /// The store had better be without `handle`, the clean copy of `page`: it is given up if the page is in its target.
+    pub fn forgo(&mut self, page: PageIndex, handle: HandleBits) {
+        let entry = self.table.get(page);
+        if entry.state() == State::Mapped && entry.handle() == Some(handle) {
+            self.step(page, Step::Forgo);
+        }
+    }
 }

@@ -23,9 +23,9 @@ const JOURNEYS: usize = 64;
 /// Writes under way that the pager expects: as many as it has buffers, and as many again that came back meanwhile.
 const WRITES: usize = 2048;
 const BLOCK: usize = 16;
-/// Pages whose copies the store is asked about for each page that comes home. So each is asked about some twenty times before it leaves:
-/// the sooner a copy goes, the more it saves.
-const LOOKS_PER_PAGE: usize = 24;
+/// Pages whose copies the store is asked about for each page that comes home, where some of them are a burden to it. So each is asked about
+/// several times before it leaves: the sooner a copy goes, the more it saves.
+const LOOKS_PER_PAGE: usize = 16;
 const _: () = assert!(BLOCK as u64 == BLOCK_PAGES_MAX);
 
 /// A block on its way from the store.
@@ -57,7 +57,7 @@ pub(super) struct Journeys {
     count: usize,
     blocks: Box<[spillway_core::Page]>,
     writes: HashMap<HandleBits, PageIndex>,
-    /// The store moves pages, to win back room.
+    /// The store moves pages, to win back room: copies may be a burden to it.
     has_burdens: bool,
 }
 
@@ -351,9 +351,21 @@ impl Driver {
             self.core.installed_ahead(plan, outcome);
         }
         if self.journeys.has_burdens {
-            let store = &mut self.hands.store;
-            self.core.forgo_clean(LOOKS_PER_PAGE * index(outcome.done), |bits| store.is_burden(to_handle(bits)));
+            for i in from..from + index(outcome.done) {
+                self.lay_down(journey.page.plus(i as u64), journey.handles[i]);
+            }
         }
         served == Served::Yes && outcome.stop.is_none() && clear == pages
+    }
+
+    /// A page has come home. Its copy may be a burden to the store, and with it those of others that have been there for longer.
+    fn lay_down(&mut self, page: PageIndex, handle: Option<HandleBits>) {
+        let store = &mut self.hands.store;
+        if let Some(handle) = handle.filter(|&handle| store.is_burden(to_handle(handle))) {
+            self.core.forgo(page, handle);
+        }
+        if store.has_burdens() {
+            self.core.forgo_clean(LOOKS_PER_PAGE, |bits| store.is_burden(to_handle(bits)));
+        }
     }
 }

@@ -445,6 +445,10 @@ impl Store for Stripes {
         self.core.is_burden(handle, || self.members.now())
     }
 
+    fn has_burdens(&mut self) -> bool {
+        self.core.has_burdens(|| self.members.now())
+    }
+
     fn status(&self) -> Status {
         let (chunks, bytes) = self.members.usage();
         let core = &self.core;

@@ -185,9 +185,11 @@ impl Pages {
         self.set_halves(handle, [place, if home { rest | HOME } else { rest & !HOME }]);
     }
 
-    /// Whether there are more references than one.
-    pub(super) fn is_shared(&self, handle: Handle) -> bool {
-        self.halves(handle)[1] & REFERENCES > 1
+    /// The place of a page that has one reference and with which nothing is done, and whether it is local as well.
+    pub(super) fn alone(&self, handle: Handle) -> Option<(Place, bool)> {
+        let [place, rest] = self.halves(handle);
+        let is_alone = place & KEPT != 0 && rest & (REFERENCES | MOVING) == 1 && rest >> JOB_SHIFT == 0;
+        is_alone.then(|| (to_place(place), rest & HOME != 0))
     }
 
     /// One more reference. A count that reaches its limit keeps the page for good.

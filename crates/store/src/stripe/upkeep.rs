@@ -313,23 +313,27 @@ impl Core {
         self.upkeep.compact.spend(self.shape.written());
     }
 
-    /// Whether a page that is local had better have no copy here: nothing else keeps its row from going, and there are too many holes.
-    /// That costs what putting the page again would, as far as pages leave as they came.
+    /// A page is local as well: whether it had better have no copy here, because nothing else keeps its row from going, and there are too
+    /// many holes. That costs what putting the page again would, as far as pages leave as they came.
     pub(super) fn is_burden(&mut self, handle: Handle, now: impl FnOnce() -> Instant) -> bool {
-        let State::Kept(place, None) = self.pages.held(handle) else { return false };
-        if self.pages.is_moving(handle) || self.pages.is_shared(handle) {
-            return false;
+        let Some((place, home)) = self.pages.alone(handle) else { return false };
+        if !home {
+            self.set_home(handle, true);
         }
-        self.set_home(handle, true);
-        let is_burden = self.rows.lives(place.row).outside == 0
-            && self.watch.away() == 0
-            && self.upkeep.emptied().is_some()
-            && self.upkeep.compact.has(now());
+        let is_burden = self.rows.lives(place.row).outside == 0 && self.has_burdens(now);
         if is_burden {
             self.upkeep.compact.spend(self.upkeep.unchanged * self.shape.written());
             self.counts.dropped_copies += 1;
         }
         is_burden
+    }
+
+    /// Whether rows are kept by pages alone that are local as well, and there are means to do without those copies.
+    pub(super) fn has_burdens(&mut self, now: impl FnOnce() -> Instant) -> bool {
+        self.upkeep.by_outside[0] > 0
+            && self.watch.away() == 0
+            && self.upkeep.emptied().is_some()
+            && self.upkeep.compact.has(now())
     }
 
     /// Moves pages out of rows that are mostly holes, and out of rows that a member's leaving would cost a chunk.

@@ -15,7 +15,7 @@ use model::{Model, Seen, Setting, Weather};
 
 use super::watch::SILENT_AFTER;
 use super::{Mutation, Shape};
-use crate::Urgency;
+use crate::{Store as _, Urgency};
 
 const SHAPES: [(usize, usize, usize); 6] = [(2, 1, 3), (4, 1, 5), (4, 1, 7), (1, 1, 2), (2, 2, 5), (4, 2, 6)];
 
@@ -110,10 +110,10 @@ fn a_page_that_is_put_as_it_is_moves_without_being_read() {
 fn copies_of_local_pages_in_rows_of_holes_are_given_up_and_not_moved() {
     let mut model = Model::new(Setting { entries: 200, steps: 0, ..setting(1, Weather::Survivable) }, 1);
     model.fill();
-    assert!(!(0..200).any(|at| model.give_up(at)), "nothing would be won");
+    assert!(!(0..200).any(|at| model.give_up(at)) && !model.stripes.has_burdens(), "nothing would be won");
     (0..200).filter(|at| at % 4 > 1).for_each(|at| model.free(at));
     model.share_with(2, 0);
-    assert!(!model.give_up(0), "another has it as well");
+    assert!(model.stripes.has_burdens() && !model.give_up(0), "another has it as well");
     let before = model.stripes.core.counts;
     let given_up = (4..200).filter(|at| at % 4 < 2).filter(|&at| model.give_up(at)).count() as u64;
     let after = model.stripes.core.counts;
