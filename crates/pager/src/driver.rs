@@ -427,6 +427,8 @@ impl Driver {
         } else if !busy {
             self.drop_staged();
             self.untidy = self.hands.store.tidy();
+            // Also of a program to which nothing comes home.
+            self.lay_others_down();
         }
     }
 

@@ -360,10 +360,16 @@ impl Driver {
 
     /// A page has come home. Its copy may be a burden to the store, and with it those of others that have been there for longer.
     fn lay_down(&mut self, page: PageIndex, handle: Option<HandleBits>) {
-        let store = &mut self.hands.store;
-        if let Some(handle) = handle.filter(|&handle| store.is_burden(to_handle(handle))) {
+        let is_burden = |handle: &HandleBits| self.hands.store.is_burden(to_handle(*handle));
+        if let Some(handle) = handle.filter(is_burden) {
             self.core.forgo(page, handle);
         }
+        self.lay_others_down();
+    }
+
+    /// Gives up copies of some pages that are at home, where they are a burden to the store.
+    pub(super) fn lay_others_down(&mut self) {
+        let store = &mut self.hands.store;
         if store.has_burdens() {
             self.core.forgo_clean(LOOKS_PER_PAGE, |bits| store.is_burden(to_handle(bits)));
         }
