@@ -405,8 +405,7 @@ impl Driver {
         self.bury(busy);
         self.write(busy, came);
         if self.core.is_store_full() {
-            // Soon there are none.
-            self.core.forgo_clean(FREES_PER_TURN, |_| true);
+            self.core.forgo_clean(FREES_PER_TURN);
         }
         self.retry_waiting();
         self.tend_merging();
@@ -427,8 +426,6 @@ impl Driver {
         } else if !busy {
             self.drop_staged();
             self.untidy = self.hands.store.tidy();
-            // Also of a program to which nothing comes home.
-            self.lay_others_down();
         }
     }
 

@@ -97,7 +97,7 @@ impl Core {
             self.rows.unwrite(row);
         }
         self.counts.groups += 1;
-        self.upkeep.count_new(self.rows.lives(row));
+        self.upkeep.count_new(live);
         for position in 0..length {
             let Some((handle, origin)) = self.fills[fill].entries[usize::from(position)].take() else { continue };
             let place = Place { row, position };
@@ -116,16 +116,12 @@ impl Core {
                     }
                     #[cfg(test)]
                     if self.mutation == Some(Mutation::ForgetMove) {
-                        self.leave(members, before, self.pages.is_home(handle));
+                        self.leave(members, before);
                         continue;
                     }
                     self.pages.set(handle, State::Kept(place, None));
                     self.counts.moved_pages += 1;
-                    let home = self.pages.is_home(handle);
-                    if home {
-                        self.recount(row, |rows| rows.set_home(row, true));
-                    }
-                    self.leave(members, before, home);
+                    self.leave(members, before);
                 }
             }
         }
@@ -134,7 +130,7 @@ impl Core {
             self.rows.written(row, length, live);
         }
         if live == 0 {
-            self.upkeep.count_gone();
+            self.upkeep.count(0, None);
             self.remove_row(members, row);
         }
     }
