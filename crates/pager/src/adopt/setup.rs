@@ -143,7 +143,6 @@ impl Setup {
             pid,
             thread,
             known_as,
-            ear: None,
             socket,
             orders: theirs,
             memory,

@@ -9,7 +9,6 @@ use spillway_core::pager::{Budget, Config, Pager};
 use spillway_core::policy::{Kind, Settings};
 use spillway_store::Store;
 
-use super::ears::Ears;
 use super::eviction::Yield;
 use super::hands::Hands;
 use super::held_up::Deputy;
@@ -22,7 +21,6 @@ use crate::estate::Estate;
 use crate::placement::Placement;
 use crate::recording::Recording;
 use crate::shared::Shared;
-use crate::sys::epoll::Epoll;
 use crate::sys::fd::Bell;
 use crate::sys::sched::{Class, Cpus, set_class, thread_id};
 use crate::target::{Flight, Target, WAITING_ROOM};
@@ -32,8 +30,6 @@ use crate::watcher::Request;
 pub struct Wires {
     /// What is asked of it,
     pub commands: Receiver<Command>,
-    /// what it waits with,
-    pub epoll: Epoll,
     /// and what wakes it for that.
     pub bell: Arc<Bell>,
     /// What it tells the watcher.
@@ -71,7 +67,7 @@ impl Driver {
         replacement: Settings,
         store: Box<dyn Store>,
         estate: Option<Estate>,
-        Wires { commands, epoll, bell, reports, shared }: Wires,
+        Wires { commands, bell, reports, shared }: Wires,
     ) -> Self {
         shared.thread.store(thread_id(), Relaxed);
         let cpus = Cpus::of(0).ok();
@@ -95,7 +91,7 @@ impl Driver {
             placement: Placement::new(follow, cpus),
             place: 1,
             class: Class::Normal,
-            ears: Ears::new(epoll),
+            polled: Vec::new(),
             release: None,
             leaving: Vec::new(),
             slept: false,

@@ -5,7 +5,6 @@
 pub mod agent;
 pub mod bpf;
 pub mod clock;
-pub mod epoll;
 pub mod fd;
 pub mod message;
 pub mod pagemap;
