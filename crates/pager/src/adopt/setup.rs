@@ -7,7 +7,9 @@ use spillway_core::{Address, PAGE_BYTES_U64, Span};
 
 use super::{Agent, Given, Kept, NAME, SCRATCH_BYTES, STAGING_BYTES, bits, explain, pieces};
 use crate::error::Error;
-use crate::sys::agent::{BATCH_PAGES, CODE_BYTES, CONTROL_BYTES, Layout, Memory, last_call_offset};
+use crate::sys::agent::{
+    BATCH_PAGES, CODE_BYTES, CONTROL_BYTES, FILE_BYTES, Layout, Memory, last_call, last_call_offset,
+};
 use crate::sys::fd::{Rights, send_fd};
 use crate::sys::process;
 use crate::sys::ptrace::{ALL_SIGNALS, CallError, Registers, Seized};
@@ -28,6 +30,8 @@ pub(super) struct Setup {
     staging: Address,
     /// What is mapped besides that.
     mapped: Vec<(Address, u64)>,
+    /// Where it stands until the agent's code is there.
+    aside: Option<Address>,
     /// Descriptors in its table, which may be the target's, that the helper has yet to close.
     open: Vec<i32>,
 }
@@ -40,7 +44,7 @@ impl Setup {
         helper.await_first_stop()?;
         let registers = helper.registers()?;
         let (vdso, mapped, open) = (instruction, Vec::new(), Vec::new());
-        Ok(Self { pid, helper, _hurried: hurried, registers, vdso, instruction, staging, mapped, open })
+        Ok(Self { pid, helper, _hurried: hurried, registers, vdso, instruction, staging, mapped, aside: None, open })
     }
 
     pub(super) fn run(
@@ -52,6 +56,7 @@ impl Setup {
     ) -> Result<(Agent, Option<Uffd>), Error> {
         let pid = self.pid;
         let system = |what| move |error| Error::System { what, error };
+        self.step_aside()?;
         let pidfd = match process::pidfd_of_thread(self.helper.thread()) {
             Ok(pidfd) => {
                 // A table of its own: a child that the program forks meanwhile gets nothing of ours, and whatever numbers the program
@@ -72,12 +77,12 @@ impl Setup {
         let flags = u64::from(libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
         let file = self.open(libc::SYS_memfd_create, [scratch.0, flags, 0, 0, 0, 0])?;
         let memory = Memory::new(take(file)?).map_err(system("mapping the agent's memory"))?;
-        let behind = scratch.plus_bytes(SCRATCH_BYTES);
+        let behind = self.behind();
         let code = self.map(file, behind, (0, CODE_BYTES), libc::PROT_READ | libc::PROT_EXEC)?;
-        // Should we be killed from here on, it ends: it would take the program with it, or go on behind a call of the program's own.
-        self.instruction = code.0 + last_call_offset();
-        self.helper.set_killed_with_us(false).map_err(|error| explain(pid, error))?;
-        self.helper.stop_at_calls();
+        self.stand_at(code.plus_bytes(last_call_offset()))?;
+        if let Some(aside) = self.aside.take() {
+            self.call(libc::SYS_munmap, [aside.0, PAGE_BYTES_U64, 0, 0, 0, 0])?;
+        }
 
         let packets = bits(libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC);
         self.call(libc::SYS_socketpair, [bits(libc::AF_UNIX), packets, 0, scratch.0, 0, 0])?;
@@ -155,6 +160,36 @@ impl Setup {
             instruction,
         };
         Ok((agent, fresh))
+    }
+
+    /// Gives the helper code of its own to stand in, before there is any of the agent's: until then it is killed with us, and takes the
+    /// program with it.
+    fn step_aside(&mut self) -> Result<(), Error> {
+        let (at, flags) = (self.behind().plus_bytes(FILE_BYTES), libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let readable = bits(libc::PROT_READ | libc::PROT_EXEC);
+        let arguments = [at.0, PAGE_BYTES_U64, readable, bits(flags), u64::MAX, 0];
+        let aside = match self.helper.call(&self.registers, self.instruction, libc::SYS_mmap, arguments) {
+            Ok((aside, _)) => Address(aside),
+            // A policy may forbid code that is in no file.
+            Err(CallError::Answered(_)) => return Ok(()),
+            Err(error) => return Err(explain(self.pid, error)),
+        };
+        self.aside = Some(aside);
+        self.helper.write_code(aside, last_call()).map_err(|error| explain(self.pid, error))?;
+        self.stand_at(aside)
+    }
+
+    /// Its calls are made there from now on. Should we be killed, it ends: it would take the program with it, or go on behind a call of
+    /// the program's own.
+    fn stand_at(&mut self, last_call: Address) -> Result<(), Error> {
+        self.instruction = last_call.0;
+        self.helper.stop_at_calls();
+        self.helper.set_killed_with_us(false).map_err(|error| explain(self.pid, error))
+    }
+
+    /// What is mapped near the staging area is mapped here.
+    fn behind(&self) -> Address {
+        self.staging.plus_bytes(STAGING_BYTES + SCRATCH_BYTES)
     }
 
     /// Maps a part of the agent's file near its place behind `from`.
@@ -317,14 +352,24 @@ impl Setup {
             let _ = self.call(libc::SYS_close, [bits(fd), 0, 0, 0, 0, 0]);
         }
         if undo {
-            // The code that it stands in is among that.
-            self.helper.set_killed_with_us(true).map_err(|error| explain(self.pid, error))?;
-            self.instruction = self.vdso;
-            let mapped = std::mem::take(&mut self.mapped);
-            for (start, bytes) in mapped.into_iter().chain([(self.staging, STAGING_BYTES + SCRATCH_BYTES)]) {
-                let _ = self.call(libc::SYS_munmap, [start.0, bytes, 0, 0, 0, 0]);
+            let aside = self.aside.take().map(|aside| (aside, PAGE_BYTES_U64));
+            let staging = (self.staging, STAGING_BYTES + SCRATCH_BYTES);
+            let mapped = std::mem::take(&mut self.mapped).into_iter().chain(aside).chain([staging]);
+            let stands_in = |&(start, bytes): &(Address, u64)| (start.0..start.0 + bytes).contains(&self.instruction);
+            let (own, others): (Vec<_>, Vec<_>) = mapped.partition(stands_in);
+            self.unmap(others);
+            if !own.is_empty() {
+                self.helper.set_killed_with_us(true).map_err(|error| explain(self.pid, error))?;
+                self.instruction = self.vdso;
+                self.unmap(own);
             }
         }
         self.helper.exit(&self.registers, self.instruction, 0).map_err(|error| explain(self.pid, error))
+    }
+
+    fn unmap(&mut self, pieces: Vec<(Address, u64)>) {
+        for (start, bytes) in pieces {
+            let _ = self.call(libc::SYS_munmap, [start.0, bytes, 0, 0, 0, 0]);
+        }
     }
 }

@@ -235,7 +235,9 @@ impl Driver {
                 && (is_there || gone.is_some())
                 && let Some(event) = message.change(|number| reader?.keeps(number))
             {
-                self.settle_unmapped(at);
+                if is_there {
+                    self.settle_unmapped(at);
+                }
                 self.core.begin_event(number);
                 match (event, gone) {
                     (event, _) if self.replay_removal(id, &event, &removals) => {}

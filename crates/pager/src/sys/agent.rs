@@ -150,6 +150,12 @@ pub fn last_call_offset() -> u64 {
     ((&raw const spillway_agent_call).addr() - (&raw const spillway_agent_start).addr()) as u64
 }
 
+/// What stands there.
+pub fn last_call() -> &'static [u8] {
+    let from = usize::try_from(last_call_offset()).expect("within a page");
+    &code()[from..]
+}
+
 /// Where things of ours are in a target.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {

@@ -254,6 +254,20 @@ impl Seized {
         (told.area != 0).then_some(Address(told.area))
     }
 
+    /// Writes whole words to where it may not write itself, ending with zeros.
+    ///
+    /// # Errors
+    /// When it ended, or has nothing there.
+    pub fn write_code(&self, at: Address, code: &[u8]) -> Result<(), CallError> {
+        for (place, piece) in (at.0..).step_by(size_of::<usize>()).zip(code.chunks(size_of::<usize>())) {
+            let mut word = [0; size_of::<usize>()];
+            word[..piece.len()].copy_from_slice(piece);
+            let place = usize::try_from(place).expect("addresses fit");
+            request(libc::PTRACE_POKETEXT, self.thread, place, usize::from_ne_bytes(word))?;
+        }
+        Ok(())
+    }
+
     /// Its signal mask.
     ///
     /// # Errors
