@@ -200,7 +200,8 @@ def test_programs_notice_nothing(star, processes, spillway, servers, build, need
             done = processes.start(under("50%", *argv), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             eventually(lambda: pool.has_pager(done), "its pager to be there", 20)
         said, _ = done.communicate(timeout=90)
-        assert done.returncode == 0, f"status {done.returncode}: {said[-3000:]}"
+        # What went wrong comes first, a history of it last.
+        assert done.returncode == 0, f"status {done.returncode}: {said[:3000]}\n[...]\n{said[-3000:]}"
 
     def stress_once():
         ends_well(stress, "--vm", 1, "--vm-bytes", "40M", "--vm-keep", "--verify", "--timeout", 8)
