@@ -333,8 +333,8 @@ def test_upgrades_of_a_program_that_forks_all_the_time(processes, spillway, buil
     spillway.detach(program.pid)
     assert pager.wait(5) == 0
     told, err = program.communicate("\n", 20)
-    verdict, children, killed = told.split()
-    assert verdict == "OK" and int(children) > 20 and killed == "0" and program.returncode == 0, told + err
+    verdict, children = told.split()
+    assert verdict == "OK" and int(children) > 20 and program.returncode == 0, told + err
 
 
 @pytest.mark.limit(int(SECONDS + 2 * SLACK_SECONDS))
