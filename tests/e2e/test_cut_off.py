@@ -1,4 +1,5 @@
-"""A pager is killed when it has read what its program did, and has made nothing of it: the next one makes up for that."""
+"""A pager is killed when it has read what its program did, and has made nothing of it: the next one makes up for that. Or while it borrows
+a thread: that one goes on as if nothing had been."""
 
 import random
 import signal
@@ -6,8 +7,10 @@ import subprocess
 import time
 
 import pytest
+from mechanics import Program
+from test_adoption import SLEEPS
 from test_guardian import Family, heirs  # noqa: F401
-from test_takeover import SLACK_SECONDS, WITHIN, begin, torture  # noqa: F401
+from test_takeover import SLACK_SECONDS, WITHIN, begin, fill, torture  # noqa: F401
 
 SECONDS = 8
 
@@ -52,3 +55,76 @@ def test_what_was_given_up_is_heard_of_again(processes, spillway, torture, cut_o
     program.terminate()
     out, err = program.communicate(timeout=SLACK_SECONDS)
     assert program.returncode == 0 and cut >= 3, f"seed {seed}, cut off {cut} times: {out}\n{err[-6000:]}"
+
+
+# Beginnings and ends of ptrace calls in an adoption: those about the borrowed thread, and all. Two calls let it go with its own registers,
+# and its rank is taken back behind them.
+BORROWED, ADOPTION, LETTING_GO = 42, 282, 3
+
+
+@pytest.fixture
+def cut_off_adopting(processes, spillway, build):
+    """Kills a pager at such a moment of adopting a process; false if it had adopted it before that."""
+    cutoff = build("cutoff", "-Wshadow")
+
+    def kill(pid, moment):
+        command = [cutoff, "start", "ptrace", moment, spillway.path, "attach", pid, "--local", "8M"]
+        cut = processes.start(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        try:
+            said = cut.communicate(timeout=2)[0]
+        except subprocess.TimeoutExpired:
+            # It serves; what is traced by it is killed with it.
+            cut.kill()
+            said = cut.communicate()[0]
+        assert said in ("READY\n", "READY\nKILLED\n")
+        return "KILLED" in said
+
+    return kill
+
+
+def test_a_thread_that_was_borrowed_goes_on_with_all_that_is_its_own(processes, spillway, build, cut_off_adopting):
+    """It was killed with its pager: of the children of a program that forked all the time, now and then one."""
+    hurried = []
+    for moment in [*range(1, BORROWED + 6), *random.sample(range(BORROWED + 6, ADOPTION), 15)]:
+        program = Program(processes, [build("whole")]).ready()
+        assert cut_off_adopting(program.pid, moment), f"at {moment} it had been adopted"
+        program.tell("")
+        said = program.line()
+        assert said.split()[0] in ("OK", "HURRIED") and program.status() == 0, f"{moment}: {said}"
+        hurried += [moment] if said.startswith("HURRIED") else []
+    assert len(hurried) <= LETTING_GO and set(hurried) <= set(range(BORROWED - 5, BORROWED + 6)), hurried
+
+
+def test_who_was_borrowed_can_be_adopted_again_and_again(processes, spillway, fill, cut_off_adopting):  # noqa: F811
+    """Each time a thread has yet to go back, a bit of the vDSO is used up: there is room for four."""
+    target = Program(processes, [fill, 32]).ready()
+    # In the last quarter there is an agent of which nobody has heard.
+    for moment in [20, 24, *random.sample(range(BORROWED + 1, ADOPTION), 5), *random.sample(range(220, ADOPTION), 5), 28, 32]:
+        assert cut_off_adopting(target.pid, moment)
+        target.ask("verify")
+    pager, _ = begin(processes, spillway, target.pid, "--local", "8M")
+    spillway.settled(target.pid)
+    target.ask("verify")
+    spillway.detach(target.pid)
+    assert pager.wait(10) == 0
+    target.ask("verify")
+
+
+@pytest.mark.parametrize("kind", ["nanosleep", "until", "futex"])
+def test_a_sleep_that_was_borrowed_ends_when_it_should(processes, build, cut_off_adopting, kind):
+    sleep_ms = 500
+    for moment in random.sample(range(1, BORROWED + 6), 8):
+        program = Program(processes, [build("sleeper"), kind, sleep_ms, 8, 1]).ready()
+        time.sleep(0.1)
+        assert cut_off_adopting(program.pid, moment)
+        word, elapsed, result = program.line().split(" ", 2)
+        assert (word, result) == ("SLEPT", SLEEPS[kind]) and float(elapsed) >= sleep_ms - 2, f"{moment}: {result} after {elapsed} ms"
+        assert program.line() == "OK"
+
+
+def test_a_child_that_is_being_adopted_outlives_its_pager(processes, spillway, heirs, cut_off):  # noqa: F811
+    family = Family(processes, spillway, heirs, "staying")
+    for _ in range(40):
+        assert cut_off(family.pager, "ptrace", random.randint(1, ADOPTION))
+        family.take_over()
+    assert family.end() > 3

@@ -34,7 +34,7 @@ class Family:
         try:
             self.pager, _ = self.again()
         except AssertionError as why:
-            said = self.program.stdout.read() if self.program.poll() is not None else "it goes on"
+            said = self.program.stdout.readline() if self.program.poll() is not None else "it goes on"
             raise AssertionError(f"{why}\n{said}") from why
 
     def end(self):

@@ -8,6 +8,7 @@
 //   heirs always MIB            fills memory and says READY; forks one child after the other, and each looks at a seventh of the memory. Told a
 //                               line, it says how many were right: OK so many, or BAD at once.
 //   heirs lasting MIB           the same with children that look in steps, for some 30 ms, and fork a grandchild that does.
+//   heirs staying MIB           the same, for some 200 ms: they are adopted.
 //   heirs relay MIB             the same; each child's parent ends as soon as it has forked, and who says all this is the grandparent.
 //   heirs two MIB               fills memory and forks two children, a second apart, that fill it anew and say READY.
 #include "pattern.h"
@@ -82,10 +83,10 @@ static int inherit_while_moving(void) {
     return 0;
 }
 
-static void look(uint64_t at, bool lasting) {
+static void look(uint64_t at, unsigned step_us) {
     for (unsigned n = 0; at < pages; at += 7, n++) {
         if (!pattern_right(memory, 1, at)) _exit(1);
-        if (lasting && n % 64 == 0) usleep(1000);
+        if (step_us && n % 64 == 0) usleep(step_us);
     }
 }
 
@@ -101,7 +102,7 @@ static int relay(unsigned child) {
     pid_t middle = fork();
     if (middle == 0) {
         if (fork() == 0) {
-            look(child % 7, true);
+            look(child % 7, 1000);
             _exit(write(told[1], "R", 1) != 1);
         }
         _exit(0);
@@ -114,7 +115,7 @@ static int relay(unsigned child) {
     return status;
 }
 
-static int inherit_always(bool lasting, bool relays) {
+static int inherit_always(unsigned step_us, bool relays) {
     fill();
     say("READY\n");
     struct pollfd told = { .fd = 0, .events = POLLIN };
@@ -122,9 +123,11 @@ static int inherit_always(bool lasting, bool relays) {
     for (; poll(&told, 1, 0) == 0; children++) {
         pid_t child = relays ? 0 : fork();
         if (child == 0 && !relays) {
-            pid_t grandchild = lasting ? fork() : 0;
-            look(children % 7, lasting);
-            _exit(grandchild > 0 && status_of(grandchild));
+            pid_t grandchild = step_us ? fork() : 0;
+            look(children % 7, step_us);
+            int status = grandchild > 0 ? status_of(grandchild) : 0;
+            if (status) say("BAD grandchild: status %x\n", status);
+            _exit(status != 0);
         }
         int status = relays ? relay(children) : status_of(child);
         if (status) return say("BAD child %u: status %x\n", children, status), 1;
@@ -140,8 +143,8 @@ int main(int argc, char **argv) {
     bool two = !strcmp(argv[1], "two");
     memory = map_or_die(bytes);
     if (!strcmp(argv[1], "moving")) return inherit_while_moving();
-    bool lasting = !strcmp(argv[1], "lasting"), relays = !strcmp(argv[1], "relay");
-    if (lasting || relays || !strcmp(argv[1], "always")) return inherit_always(lasting, relays);
+    bool lasting = !strcmp(argv[1], "lasting"), staying = !strcmp(argv[1], "staying"), relays = !strcmp(argv[1], "relay");
+    if (lasting || staying || relays || !strcmp(argv[1], "always")) return inherit_always(lasting ? 1000 : staying ? 15000 : 0, relays);
     if (two) fill(), sleep(1);
     for (int child = 0; child < (two ? 2 : 1); child++) {
         if (fork() == 0) {

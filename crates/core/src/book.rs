@@ -11,6 +11,7 @@ use std::fmt;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
+use crate::lasting::Lasting;
 use crate::mappings::Vacated;
 use crate::regions::{Change, Region, Regions};
 use crate::units::{Address, PAGE_BYTES_U64, PageIndex, Span, TargetId};
@@ -103,6 +104,11 @@ impl fmt::Display for Unreadable {
 }
 
 impl Error for Unreadable {}
+
+/// Whether the driver has had room for what it must tell of each target, so that one of which nothing is told is none.
+pub fn tells_of_all_targets(lasting: &Lasting) -> bool {
+    lasting.book[1].load(Acquire) & Void::Targets as u64 == 0
+}
 
 impl Book {
     /// An empty one.

@@ -12,14 +12,14 @@
 //! A target that later closes all of its descriptors, or whose limit is low, thus keeps its agent; and `fork` does not
 //! copy anything of ours (MADV_DONTFORK).
 //!
-//! [`checks`] refuses before anything is touched; this file borrows the thread; [`setup`] is the helper at work; [`leaving`]
+//! [`checks`] refuses before anything is touched; [`borrowed`] is the thread that is stopped; [`setup`] is the helper at work; [`leaving`]
 //! takes an agent out again.
 
+mod borrowed;
 mod checks;
 mod leaving;
 mod setup;
 
-use std::hash::{BuildHasher, RandomState};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use spillway_core::{Address, PAGE_BYTES_U64, Span};
@@ -28,18 +28,19 @@ use crate::error::Error;
 use crate::estate::Found;
 use crate::procfs;
 use crate::restart;
+use crate::stray;
 use crate::sys::agent::{BATCH_PAGES, CODE_BYTES, CONTROL_BYTES, Layout, Memory};
-use crate::sys::clock::now_ns;
+use crate::sys::detour::Detour;
 use crate::sys::fd::{Heard, receive_byte};
-use crate::sys::process::{self, pidfd_of_thread, take_fd};
-use crate::sys::ptrace::{ALL_BUT_TRAPS, CallError, Registers, STOP_DEADLINE_NS, Seized, let_go_of_strays};
+use crate::sys::process::{pidfd_of_thread, take_fd};
+use crate::sys::ptrace::{CallError, Registers, STOP_DEADLINE_NS, Seized, let_go_of_strays};
 use crate::sys::sched::Hurried;
-use crate::sys::sequence;
 use crate::sys::uffd::Uffd;
 
+use borrowed::Borrowed;
 pub use checks::{examine, keeps_seized, untraced};
-use checks::{quiet_thread, syscall_instruction};
-pub use leaving::end_agent_left_alone;
+use checks::{quiet_thread, vdso};
+pub use leaving::{end_agent_left_alone, end_stray};
 use setup::Setup;
 
 /// The name of the agent's thread and of its memory file: how an adopted process is recognised.
@@ -133,6 +134,7 @@ fn put_agent(
     vault: Option<BorrowedFd<'_>>,
     while_stopped: impl FnOnce(),
 ) -> Result<(Agent, Option<Uffd>), Error> {
+    stray::end(pid)?;
     examine(pid)?;
     let thread = quiet_thread(pid)?;
     let filtered = procfs::status_field(thread, "Seccomp").is_some_and(|mode| mode != "0");
@@ -141,7 +143,8 @@ fn put_agent(
     if filtered && !seccomp {
         return Err(Error::Seccomp(pid));
     }
-    let instruction = syscall_instruction(pid, thread)?;
+    let vdso = vdso(pid, thread)?;
+    let detour = Detour::new(pid, vdso.span, &vdso.image);
     let mut first = Seized::new(thread).map_err(|error| match error.raw_os_error() {
         Some(libc::ESRCH) => Error::NoSuchProcess(pid),
         _ => Error::NoPermission(pid),
@@ -152,80 +155,22 @@ fn put_agent(
     }
 
     let slept_ns = restart::asleep_ns(pid, thread);
-    // On a busy machine each step of ours would wait for a turn of the target's, and the other way round.
-    // Ourselves first: the target, which has not been told to stop yet, would take our CPU for as long as it likes.
-    let _hurried_ourselves = Hurried::new(0);
-    let hurried = Hurried::new(thread);
-    let started = now_ns();
-    first
-        .stop_within(if matches!(given, Given::Nothing) { STOP_DEADLINE_NS } else { FORKED_STOP_NS })
-        .map_err(explain)?;
-    let mut saved = first.registers().map_err(explain)?;
-    // An exec since we looked has put something else there, or nothing.
-    let mut there = [0_u8; 2];
-    if process::read_memory(thread, Address(instruction), &mut there).is_err() || there != SYSCALL {
-        return Err(Error::Ended(pid));
-    }
-    if saved.cs != 0x33 {
-        return Err(Error::Not64Bit(pid));
-    }
-    sequence::give_up(&first, &mut saved);
-    let mask = first.signal_mask().map_err(explain)?;
-    first.set_signal_mask(ALL_BUT_TRAPS).and_then(|()| first.set_killed_with_us(true)).map_err(explain)?;
-    let begun = begin(&mut first, &saved, instruction);
-    // Should we be killed now, it goes on as it was, but for a call that was broken off.
-    let restored = first.set_registers(&saved).and_then(|()| first.set_signal_mask(mask));
-    restored.and_then(|()| first.set_killed_with_us(false)).map_err(explain)?;
+    // On a busy machine each step of ours would wait for a turn of the target's.
+    let _hurried = Hurried::new(0);
+    let deadline_ns = if matches!(given, Given::Nothing) { STOP_DEADLINE_NS } else { FORKED_STOP_NS };
+    let mut borrowed = Borrowed::stop(pid, first, &vdso, detour, deadline_ns)?;
+    let begun = borrowed.make_helper();
     while_stopped();
     let spare = begun.as_ref().ok().map(|(staging, _)| staging.plus_pages(BATCH_PAGES as u64).plus_bytes(SPARE_OFFSET));
-    restart::repeat(thread, &mut saved, mask, slept_ns, spare);
-    first.set_registers(&saved).map_err(explain)?;
-    drop(first);
-    drop(hurried);
-    let pause_ns = now_ns() - started;
+    let (detour, pause_ns) = borrowed.let_go(slept_ns, spare).map_err(explain)?;
 
     let (staging, helper) = begun.map_err(explain)?;
-    let mut setup = Setup::new(pid, helper, instruction, staging).map_err(explain)?;
+    let mut setup = Setup::new(pid, helper, vdso.instruction, staging, detour).map_err(explain)?;
     let result = setup.run(given, kill_on_death, vault, seccomp);
     setup.finish(result.is_err())?;
     let (mut agent, uffd) = result?;
     agent.pause_ns = pause_ns;
     Ok((agent, uffd))
-}
-
-fn begin(first: &mut Seized, saved: &Registers, instruction: u64) -> Result<(Address, Seized), CallError> {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    let (staging, _) = first.call(
-        saved,
-        instruction,
-        libc::SYS_mmap,
-        [
-            far_from_others(),
-            STAGING_BYTES + SCRATCH_BYTES,
-            bits(libc::PROT_READ | libc::PROT_WRITE),
-            bits(flags),
-            u64::MAX,
-            0,
-        ],
-    )?;
-    let shared = libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_SIGHAND | libc::CLONE_THREAD | libc::CLONE_SYSVSEM;
-    let cloned = first.call(saved, instruction, libc::SYS_clone, [bits(shared | libc::CLONE_FILES), 0, 0, 0, 0, 0]);
-    match cloned {
-        Ok((_, Some(helper))) => Ok((Address(staging), helper)),
-        other => {
-            first.call(saved, instruction, libc::SYS_munmap, [staging, STAGING_BYTES + SCRATCH_BYTES, 0, 0, 0, 0])?;
-            Err(other.err().unwrap_or(CallError::Ended))
-        }
-    }
-}
-
-/// Where our mappings may be, as a hint: the program may put its own back to where they were (`MREMAP_FIXED`) and takes the place for
-/// free, over ours. The kernel looks for places among the program's mappings; nothing else comes to the middle of the address space,
-/// but sanitizers' shadows, which are there before.
-fn far_from_others() -> u64 {
-    const FROM: u64 = 32 << 40;
-    let anywhere = RandomState::new().hash_one(FROM) % FROM;
-    FROM + anywhere / PAGE_BYTES_U64 * PAGE_BYTES_U64
 }
 
 impl Agent {
@@ -273,6 +218,11 @@ impl Agent {
 
 fn pieces(layout: &Layout) -> [(Address, u64); 3] {
     [(layout.staging, STAGING_BYTES + SCRATCH_BYTES), (layout.code, CODE_BYTES), (layout.control, CONTROL_BYTES)]
+}
+
+/// The registers of a thread that has just made a call there.
+fn behind(instruction: u64, registers: &Registers) -> Registers {
+    Registers { rip: instruction + SYSCALL.len() as u64, orig_rax: u64::MAX, ..*registers }
 }
 
 fn explain(pid: i32, error: CallError) -> Error {

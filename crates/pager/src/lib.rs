@@ -27,6 +27,7 @@ mod remains;
 mod removals;
 mod restart;
 mod shared;
+mod stray;
 mod stretch;
 mod sys;
 mod tally;

@@ -35,10 +35,15 @@ pub struct Stat {
     /// Made by the kernel for itself in this process (`PF_USER_WORKER`, `PF_IO_WORKER`: KVM's, io_uring's, vhost's): it is never
     /// in user mode.
     pub is_kernels: bool,
+    /// It is on its way out (`PF_EXITING`).
+    pub is_ending: bool,
 }
 
 /// `PF_IO_WORKER | PF_USER_WORKER`: include/linux/sched.h. Before 6.4 workers of io_uring have the former alone.
 const KERNELS_FLAGS: u32 = 0x10 | 0x4000;
+
+/// `PF_EXITING`: include/linux/sched.h.
+const ENDING_FLAG: u32 = 0x4;
 
 /// Parses `/proc/PID/stat`. The command in it may hold anything, parentheses and spaces too.
 pub fn parse_stat(text: &str) -> Option<Stat> {
@@ -46,10 +51,13 @@ pub fn parse_stat(text: &str) -> Option<Stat> {
     // Without allocating: the fault thread asks where its program runs. Fields are numbered from 3 (state) here: proc_pid_stat(5).
     let mut fields = (3..).zip(rest.split_ascii_whitespace());
     let mut field = |number: usize| fields.find(|(at, _)| *at == number).map(|(_, text)| text);
+    let (state, parent) = (*field(3)?.as_bytes().first()?, field(4)?.parse().ok()?);
+    let flags = field(9)?.parse::<u32>().ok()?;
     Some(Stat {
-        state: *field(3)?.as_bytes().first()?,
-        parent: field(4)?.parse().ok()?,
-        is_kernels: field(9)?.parse::<u32>().ok()? & KERNELS_FLAGS != 0,
+        state,
+        parent,
+        is_kernels: flags & KERNELS_FLAGS != 0,
+        is_ending: flags & ENDING_FLAG != 0,
         cpu_ticks: field(14)?.parse::<u64>().ok()?.checked_add(field(15)?.parse().ok()?)?,
         started: field(22)?.parse().ok()?,
         cpu: field(39)?.parse().ok()?,
@@ -292,12 +300,13 @@ mod tests {
         let text = "42 (a) b) R) S 7 42 42 0 -1 4194304 1 0 0 0 10 20 0 0 20 0 1 0 999 1000 10 \
                     18446744073709551615 1 1 0 0 0 0 0 0 0 0 0 0 17 1 0 0 0 0 0 0 0 0 0 0 0 0 0";
         let stat = parse_stat(text).expect("a good line");
-        assert_eq!(
-            stat,
-            Stat { state: b'S', parent: 7, cpu_ticks: 30, started: 999, cpu: 1, exit_status: 0, is_kernels: false }
-        );
+        let flags = (stat.is_kernels, stat.is_ending);
+        assert_eq!((stat.state, stat.parent, stat.cpu_ticks, stat.started, stat.cpu), (b'S', 7, 30, 999, 1));
+        assert_eq!((stat.exit_status, flags), (0, (false, false)));
         let workers = text.replacen(" 4194304 ", " 4210688 ", 1);
         assert!(parse_stat(&workers).expect("a good line").is_kernels, "{workers}");
+        let ending = text.replacen(" 4194304 ", " 4194308 ", 1);
+        assert!(parse_stat(&ending).expect("a good line").is_ending, "{ending}");
         let ended = parse_stat(&format!("{}1792", &text[..text.len() - 1])).expect("a good line");
         assert_eq!(ended.exit_status, 7);
         assert_eq!(parse_stat("42 (a"), None);

@@ -29,7 +29,7 @@ use crate::sys::window::is_memory;
 use crate::tally::Tally;
 use crate::target::POPULATE_WRITE;
 use crate::watcher::Inherited;
-use crate::{Choice, Local, procfs};
+use crate::{Choice, Local, procfs, stray};
 
 /// How long an agent may take to end what it was told to do: some 270 system calls.
 const IDLE_WITHIN: Duration = Duration::from_secs(2);
@@ -49,7 +49,7 @@ pub struct Remains {
 }
 
 /// The agent of a process, if it has one.
-fn agent_of(pid: i32) -> Option<i32> {
+pub(crate) fn agent_of(pid: i32) -> Option<i32> {
     procfs::threads(pid).ok()?.into_iter().find(|&thread| procfs::is_agent(pid, thread))
 }
 
@@ -75,7 +75,7 @@ pub fn can_take_over() -> bool {
 }
 
 /// The pager that serves, if it lives.
-fn living_pager(estate: &Estate) -> Option<i32> {
+pub(crate) fn living_pager(estate: &Estate) -> Option<i32> {
     let (pid, started) = estate.pager();
     let begun = Instant::now();
     loop {
@@ -93,7 +93,7 @@ fn living_pager(estate: &Estate) -> Option<i32> {
 }
 
 /// The vault that an agent keeps open, if it keeps one.
-fn vault_of(pid: i32, thread: i32) -> Option<Result<Vault, Error>> {
+pub(crate) fn vault_of(pid: i32, thread: i32) -> Option<Result<Vault, Error>> {
     let wanted = format!("/memfd:{} (deleted)", vault::NAME);
     let number = number_of(pid, thread, |_, link| link == wanted)?;
     let system = |error| Error::System { what: "taking a descriptor of the agent", error };
@@ -133,6 +133,7 @@ impl Remains {
     /// # Errors
     /// When it cannot be taken over, or need not be.
     pub fn find(pid: i32) -> Result<Option<Self>, Error> {
+        stray::end(pid)?;
         let Some(vault) = agent_of(pid).and_then(|thread| vault_of(pid, thread)) else { return Ok(None) };
         Self::within(Estate::new(vault?), pid).map(Some)
     }
@@ -169,7 +170,13 @@ impl Remains {
             if lives && procfs::is_agent(found.pid, found.thread) && may_name(estate.vault(), found.pid) {
                 let tally = tally_of(&heirs, found.tree, found.root, found.share);
                 tally.merges.fetch_or(found.merging != Merging::Untold, Relaxed);
-                heirs.push(Heir::of(found, tally)?);
+                let (pid, thread) = (found.pid, found.thread);
+                match Heir::of(found, tally) {
+                    Ok(heir) => heirs.push(heir),
+                    // It has ended since we looked.
+                    Err(_) if has_ended(pid, thread) => {}
+                    Err(error) => return Err(error),
+                }
             }
         }
         if heirs.is_empty() {
@@ -279,6 +286,11 @@ fn commons_of(estate: &Estate, heirs: &[Heir], pid: i32) -> Result<Vec<CommonsHe
 /// Whether it is memory that no directory has: a memfd, or what was mapped as anonymous.
 fn is_nameless(file: &fs::File) -> bool {
     is_memory(file) && file.metadata().is_ok_and(|about| about.nlink() == 0)
+}
+
+/// Whether a thread has ended, or is about to: it has given its descriptors up before it is gone.
+fn has_ended(pid: i32, thread: i32) -> bool {
+    procfs::thread_stat(pid, thread).map_or(true, |stat| stat.is_ending || matches!(stat.state, b'Z' | b'X'))
 }
 
 /// Whether a thread of a pager makes calls on files of memory, and nothing else.

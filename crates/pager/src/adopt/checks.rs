@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io;
 
-use spillway_core::PAGE_BYTES_U64;
+use spillway_core::{PAGE_BYTES_U64, Span};
 
 use super::SYSCALL;
 use crate::error::Error;
@@ -64,8 +64,18 @@ pub fn keeps_seized() -> bool {
         .is_some_and(|set| set >> CAP_SYS_ADMIN & 1 == 1)
 }
 
-/// The address of a `syscall` instruction in the vDSO of the target, of which `thread` is one that lives.
-pub(super) fn syscall_instruction(pid: i32, thread: i32) -> Result<u64, Error> {
+/// The vDSO of a target.
+pub(super) struct Vdso {
+    /// Where it is.
+    pub(super) span: Span,
+    /// What is there.
+    pub(super) image: Vec<u8>,
+    /// The address of a `syscall` instruction in it.
+    pub(super) instruction: u64,
+}
+
+/// The vDSO of the target, of which `thread` is one that lives.
+pub(super) fn vdso(pid: i32, thread: i32) -> Result<Vdso, Error> {
     let system = |what| move |error| Error::System { what, error };
     let mappings = procfs::mappings(pid).map_err(|_| Error::NoPermission(pid))?;
     let vdso = mappings
@@ -78,7 +88,7 @@ pub(super) fn syscall_instruction(pid: i32, thread: i32) -> Result<u64, Error> {
         what: "finding a system call in the target's vDSO",
         error: io::ErrorKind::NotFound.into(),
     })?;
-    Ok(vdso.span.start.0 + offset as u64)
+    Ok(Vdso { span: vdso.span, image, instruction: vdso.span.start.0 + offset as u64 })
 }
 
 /// A thread to borrow: rather one that sleeps, never one that cannot be stopped, or that stops and makes no system call for us.

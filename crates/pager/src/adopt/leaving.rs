@@ -1,8 +1,11 @@
 //! Taking an agent out of a target.
 
-use super::{Agent, explain, pieces, syscall_instruction, untraced};
+use spillway_core::Address;
+
+use super::{Agent, NAME, SCRATCH_BYTES, STAGING_BYTES, behind, explain, pieces, untraced, vdso};
 use crate::error::Error;
-use crate::procfs;
+use crate::procfs::{self, Mapping};
+use crate::sys::detour::Detour;
 use crate::sys::ptrace::{ALL_BUT_TRAPS, CallError, Registers, Seized};
 use crate::target::mark_again;
 
@@ -17,20 +20,76 @@ pub fn end_agent_left_alone(pid: i32, thread: i32, seized: &mut Option<Seized>) 
     if first.state != b'Z' || !is_there || procfs::living_thread(pid).is_some() {
         return Ok(());
     }
-    let explain = |error| explain(pid, error);
-    let (seized, registers) = halted(thread, seized.take()).map_err(explain)?;
-    let instruction = syscall_instruction(thread, thread)?;
-    seized.exit(&registers, instruction, first.exit_status).map_err(explain)
+    Halted::new(pid, thread, seized.take())?.exit(first.exit_status)
 }
 
-/// An agent's thread, which may be seized already, standing still for calls of ours on top of these registers.
-fn halted(thread: i32, seized: Option<Seized>) -> Result<(Seized, Registers), CallError> {
-    let mut seized = seized.map_or_else(|| Seized::new(thread), Ok)?;
-    seized.stop()?;
-    seized.set_killed_with_us(true)?;
-    seized.set_signal_mask(ALL_BUT_TRAPS)?;
-    let registers = seized.registers()?;
-    Ok((seized, registers))
+/// Ends the agent `thread` of `pid`, of which nobody has heard and which nobody will ask for anything, and takes what is left of its
+/// adoption out as far as it is known by its names.
+///
+/// # Errors
+/// When it has ended.
+pub fn end_stray(pid: i32, thread: i32) -> Result<(), Error> {
+    let mut halted = Halted::new(pid, thread, None)?;
+    let mappings = procfs::mappings(pid).map_err(|_| Error::NoSuchProcess(pid))?;
+    let is_ours = |mapping: &&Mapping| mapping.name == format!("/memfd:{NAME} (deleted)");
+    for ours in mappings.iter().filter(is_ours) {
+        halted.unmap(ours.span.start, ours.span.end.0 - ours.span.start.0)?;
+        // The code is mapped behind the staging area, if there was room.
+        let bytes = STAGING_BYTES + SCRATCH_BYTES;
+        let before = ours.span.start.0.saturating_sub(bytes);
+        if mappings.iter().any(|it| it.span.start.0 == before && it.span.end == ours.span.start && it.name.is_empty()) {
+            halted.unmap(Address(before), bytes)?;
+        }
+    }
+    halted.exit(0)
+}
+
+/// An agent's thread that stands still for calls of ours. Should we be killed meanwhile, it ends; without a detour, its process does.
+struct Halted {
+    pid: i32,
+    thread: Seized,
+    registers: Registers,
+    instruction: u64,
+    detour: Option<Detour>,
+}
+
+impl Halted {
+    /// It may be seized already.
+    fn new(pid: i32, thread: i32, seized: Option<Seized>) -> Result<Self, Error> {
+        let explain = |error| explain(pid, error);
+        let seized = seized.map_or_else(|| Seized::new(thread).map_err(CallError::from), Ok);
+        let mut seized = seized.and_then(|mut seized| seized.stop().map(|()| seized)).map_err(|error| match error {
+            CallError::Refused(_) => untraced(pid, thread).err().unwrap_or_else(|| explain(error)),
+            _ => explain(error),
+        })?;
+        let registers = seized.registers().map_err(explain)?;
+        seized.set_signal_mask(ALL_BUT_TRAPS).map_err(explain)?;
+        let vdso = vdso(thread, thread)?;
+        let detour = Detour::new(thread, vdso.span, &vdso.image).filter(|detour| detour.end(thread).is_ok());
+        let instruction = detour.as_ref().map_or(vdso.instruction, Detour::last_call);
+        if detour.is_some() {
+            seized.stop_at_calls();
+            seized.set_registers(&behind(instruction, &registers)).map_err(explain)?;
+        } else {
+            seized.set_killed_with_us(true).map_err(explain)?;
+        }
+        Ok(Self { pid, thread: seized, registers, instruction, detour })
+    }
+
+    fn call(&mut self, number: libc::c_long, arguments: [u64; 6]) -> Result<(), CallError> {
+        self.thread.call(&self.registers, self.instruction, number, arguments).map(|_| ())
+    }
+
+    fn unmap(&mut self, start: Address, bytes: u64) -> Result<(), Error> {
+        self.call(libc::SYS_munmap, [start.0, bytes, 0, 0, 0, 0]).map_err(|error| explain(self.pid, error))
+    }
+
+    fn exit(self, status: u8) -> Result<(), Error> {
+        self.thread.exit(&self.registers, self.instruction, status).map_err(|error| explain(self.pid, error))?;
+        // Where its process ends with it there is nothing to clear.
+        self.detour.iter().for_each(|detour| drop(detour.clear()));
+        Ok(())
+    }
 }
 
 impl Agent {
@@ -41,31 +100,24 @@ impl Agent {
     /// is there as before.
     pub fn leave(&mut self) -> Result<(), Error> {
         let pid = self.pid;
-        let explain = |error| explain(pid, error);
-        let halted = halted(self.thread, self.seized.take());
-        if let Err(CallError::Refused(_)) = &halted {
-            untraced(pid, self.thread)?;
-        }
-        let (mut seized, registers) = halted.map_err(explain)?;
+        let mut halted = Halted::new(pid, self.thread, self.seized.take())?;
         if let Some(marked) = &self.unmerges {
             let what = u64::from(libc::PR_SET_MEMORY_MERGE.unsigned_abs());
             let end = (libc::SYS_prctl, [what, 0, 0, 0, 0, 0]);
             for (number, arguments) in
                 [end].into_iter().chain(marked.iter().map(|&it| (libc::SYS_madvise, mark_again(it))))
             {
-                match seized.call(&registers, self.instruction, number, arguments) {
+                match halted.call(number, arguments) {
                     // Its own limit leaves no room for all the copies: it goes on merging, which harms nobody. Or what was
                     // marked is no more.
-                    Ok(_) | Err(CallError::Answered(_)) => {}
-                    Err(error) => return Err(explain(error)),
+                    Ok(()) | Err(CallError::Answered(_)) => {}
+                    Err(error) => return Err(explain(pid, error)),
                 }
             }
         }
         for (start, bytes) in pieces(&self.layout) {
-            seized
-                .call(&registers, self.instruction, libc::SYS_munmap, [start.0, bytes, 0, 0, 0, 0])
-                .map_err(explain)?;
+            halted.unmap(start, bytes)?;
         }
-        seized.exit(&registers, self.instruction, 0).map_err(explain)
+        halted.exit(0)
     }
 }

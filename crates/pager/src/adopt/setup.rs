@@ -5,11 +5,12 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use spillway_core::{Address, PAGE_BYTES_U64, Span};
 
-use super::{Agent, Given, Kept, NAME, SCRATCH_BYTES, STAGING_BYTES, bits, explain, pieces};
+use super::{Agent, Given, Kept, NAME, SCRATCH_BYTES, STAGING_BYTES, behind, bits, explain, pieces};
 use crate::error::Error;
 use crate::sys::agent::{
     BATCH_PAGES, CODE_BYTES, CONTROL_BYTES, FILE_BYTES, Layout, Memory, last_call, last_call_offset,
 };
+use crate::sys::detour::Detour;
 use crate::sys::fd::{Rights, send_fd};
 use crate::sys::process;
 use crate::sys::ptrace::{ALL_SIGNALS, CallError, Registers, Seized};
@@ -30,7 +31,8 @@ pub(super) struct Setup {
     staging: Address,
     /// What is mapped besides that.
     mapped: Vec<(Address, u64)>,
-    /// Where it stands until the agent's code is there.
+    /// Where it stands until the agent's code is there; else `aside`.
+    detour: Option<Detour>,
     aside: Option<Address>,
     /// Descriptors in its table, which may be the target's, that the helper has yet to close.
     open: Vec<i32>,
@@ -38,13 +40,21 @@ pub(super) struct Setup {
 
 impl Setup {
     /// `helper` has just been made and has not run yet.
-    pub(super) fn new(pid: i32, mut helper: Seized, instruction: u64, staging: Address) -> Result<Self, CallError> {
+    pub(super) fn new(
+        pid: i32,
+        mut helper: Seized,
+        vdso: u64,
+        staging: Address,
+        detour: Option<Detour>,
+    ) -> Result<Self, CallError> {
         // On a busy machine each of its steps would wait for a turn.
         let hurried = Hurried::new(helper.thread());
         helper.await_first_stop()?;
         let registers = helper.registers()?;
-        let (vdso, mapped, open) = (instruction, Vec::new(), Vec::new());
-        Ok(Self { pid, helper, _hurried: hurried, registers, vdso, instruction, staging, mapped, aside: None, open })
+        let instruction = detour.as_ref().map_or(vdso, Detour::last_call);
+        let (mapped, open) = (Vec::new(), Vec::new());
+        let _hurried = hurried;
+        Ok(Self { pid, helper, _hurried, registers, vdso, instruction, staging, mapped, detour, aside: None, open })
     }
 
     pub(super) fn run(
@@ -56,7 +66,9 @@ impl Setup {
     ) -> Result<(Agent, Option<Uffd>), Error> {
         let pid = self.pid;
         let system = |what| move |error| Error::System { what, error };
-        self.step_aside()?;
+        if self.detour.is_none() {
+            self.step_aside()?;
+        }
         let pidfd = match process::pidfd_of_thread(self.helper.thread()) {
             Ok(pidfd) => {
                 // A table of its own: a child that the program forks meanwhile gets nothing of ours, and whatever numbers the program
@@ -184,7 +196,11 @@ impl Setup {
     fn stand_at(&mut self, last_call: Address) -> Result<(), Error> {
         self.instruction = last_call.0;
         self.helper.stop_at_calls();
-        self.helper.set_killed_with_us(false).map_err(|error| explain(self.pid, error))
+        let stands = self
+            .helper
+            .set_registers(&behind(last_call.0, &self.registers))
+            .and_then(|()| self.helper.set_killed_with_us(false));
+        stands.map_err(|error| explain(self.pid, error))
     }
 
     /// What is mapped near the staging area is mapped here.
@@ -359,12 +375,27 @@ impl Setup {
             let (own, others): (Vec<_>, Vec<_>) = mapped.partition(stands_in);
             self.unmap(others);
             if !own.is_empty() {
-                self.helper.set_killed_with_us(true).map_err(|error| explain(self.pid, error))?;
-                self.instruction = self.vdso;
+                match &self.detour {
+                    Some(detour) => self.instruction = detour.last_call(),
+                    None => {
+                        self.helper.set_killed_with_us(true).map_err(|error| explain(self.pid, error))?;
+                        self.instruction = self.vdso;
+                    }
+                }
                 self.unmap(own);
             }
         }
-        self.helper.exit(&self.registers, self.instruction, 0).map_err(|error| explain(self.pid, error))
+        if let Some(page) = self.detour.as_ref().filter(|_| !undo).map(Detour::page) {
+            // It stands in the agent's code: the target needs no page of its own there any more.
+            let own_page = [page.start.0, PAGE_BYTES_U64, bits(libc::MADV_DONTNEED), 0, 0, 0];
+            if self.call(libc::SYS_madvise, own_page).is_ok() {
+                self.detour = None;
+            }
+        }
+        self.helper.exit(&self.registers, self.instruction, 0).map_err(|error| explain(self.pid, error))?;
+        // Where the process has ended there is nothing to clear.
+        self.detour.iter().for_each(|detour| drop(detour.clear()));
+        Ok(())
     }
 
     fn unmap(&mut self, pieces: Vec<(Address, u64)>) {

@@ -5,6 +5,7 @@
 pub mod agent;
 pub mod bpf;
 pub mod clock;
+pub mod detour;
 pub mod fd;
 pub mod message;
 pub mod pagemap;

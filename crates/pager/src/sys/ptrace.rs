@@ -69,8 +69,16 @@ pub struct Seized {
     at_calls: bool,
     /// It has ended, and its end was taken note of.
     reaped: bool,
+    /// When it was last seen not to have stopped.
+    seen_ns: u64,
 }
 
+/// Looks for a stop between which the CPU is only offered to others, some 20 us: most stops come within them, and a nap takes longer.
+const LOOKS: u32 = 32;
+/// The same for a thread that is not hurried, and may be on another CPU.
+const FIRST_LOOKS: u32 = 12;
+/// Between two looks from then on while a thread that is not hurried has yet to stop: some kernels end a shorter one before the CPU is free.
+const FIRST_NAP: Duration = Duration::from_micros(30);
 /// Between two looks for a stop: a system call in a target takes about this long.
 const NAP: Duration = Duration::from_micros(5);
 /// Naps after which it takes longer than any call should: somebody else needs the CPU.
@@ -126,7 +134,7 @@ impl Seized {
 
     fn with(thread: i32, options: usize) -> io::Result<Self> {
         request(libc::PTRACE_SEIZE, thread, 0, options)?;
-        Ok(Self { thread, options, stopped: false, at_calls: false, reaped: false })
+        Ok(Self { thread, options, stopped: false, at_calls: false, reaped: false, seen_ns: 0 })
     }
 
     /// Seccomp filters are not to apply to calls of ours: to a thread of the program, from its stop on.
@@ -144,22 +152,25 @@ impl Seized {
     /// # Errors
     /// When it ended or did not stop in time.
     pub fn stop(&mut self) -> Result<(), CallError> {
-        self.stop_within(STOP_DEADLINE_NS)
+        self.stop_within(STOP_DEADLINE_NS).map(|_| ())
     }
 
-    /// The same, with a deadline of the caller's.
+    /// The same, with a deadline of the caller's. Returns when, by the monotonic clock, it last was seen not to have stopped: until then it
+    /// runs, or waits for its turn to, as ever.
     ///
     /// # Errors
     /// When it ended or did not stop in time.
-    pub fn stop_within(&mut self, deadline_ns: u64) -> Result<(), CallError> {
+    pub fn stop_within(&mut self, deadline_ns: u64) -> Result<u64, CallError> {
+        self.seen_ns = now_ns();
+        let until_ns = self.seen_ns + deadline_ns;
         request(libc::PTRACE_INTERRUPT, self.thread, 0, 0)?;
-        let until_ns = now_ns() + deadline_ns;
         // A signal may have been on its way to the program; we are only to be told of it.
         while let (0, signal) = self.wait_stop(Some(until_ns))? {
             self.stopped = false;
             request(libc::PTRACE_CONT, self.thread, 0, usize::try_from(signal).unwrap_or(0))?;
         }
-        self.set_killed_with_us(false)
+        self.set_killed_with_us(false)?;
+        Ok(self.seen_ns)
     }
 
     /// Whether it, and any thread that it makes, is killed when this thread of ours ends; it stands still, and runs calls of ours.
@@ -184,16 +195,23 @@ impl Seized {
     fn wait_stop(&mut self, deadline_ns: Option<u64>) -> Result<(i32, i32), CallError> {
         let mut naps = 0_u32;
         loop {
+            let looked_ns = now_ns();
             let mut status = 0;
             // SAFETY: `status` is writable.
             match unsafe { libc::waitpid(self.thread, &raw mut status, libc::__WALL | libc::WNOHANG) } {
-                0 if deadline_ns.is_some_and(|deadline| now_ns() > deadline) => return Err(CallError::Stuck),
+                0 if deadline_ns.is_some_and(|deadline| looked_ns > deadline) => return Err(CallError::Stuck),
                 0 => {
-                    naps += 1;
+                    (naps, self.seen_ns) = (naps + 1, looked_ns);
                     if naps.is_multiple_of(NAPS_PER_LOOK) && self.is_dead() {
                         return Err(CallError::Ended);
                     }
-                    nap(if naps < NAPS_MAX { NAP } else { LONG_NAP });
+                    match naps {
+                        // With a deadline, it runs as ever, and may need our CPU.
+                        FIRST_LOOKS..NAPS_MAX if deadline_ns.is_some() => nap(FIRST_NAP),
+                        ..LOOKS => std::thread::yield_now(),
+                        LOOKS..NAPS_MAX => nap(NAP),
+                        NAPS_MAX.. => nap(LONG_NAP),
+                    }
                 }
                 -1 => return Err(io::Error::last_os_error().into()),
                 _ if libc::WIFSTOPPED(status) => {

@@ -93,21 +93,34 @@ impl Hurried {
     ///
     /// All have the same rank, so that none takes the CPU of one that waits for it: who waits does so in [`nap`]s.
     pub fn new(thread: i32) -> Option<Self> {
+        Self::planned(thread).and_then(Self::begun)
+    }
+
+    /// The same, to be begun later.
+    pub fn planned(thread: i32) -> Option<Self> {
         let mut before = Attributes::default();
         let bytes = size_of::<Attributes>();
         // SAFETY: the structure is writable for the size given.
         let answer = unsafe { libc::syscall(libc::SYS_sched_getattr, thread, &raw mut before, bytes, 0) };
         checked(answer).ok()?;
         let ordinary = [libc::SCHED_OTHER, libc::SCHED_BATCH, libc::SCHED_IDLE].map(i32::cast_unsigned);
-        if !ordinary.contains(&before.policy) {
-            return None;
-        }
+        ordinary.contains(&before.policy).then_some(Self { thread, before })
+    }
+
+    /// What was planned.
+    pub fn begun(self) -> Option<Self> {
         let parameter = libc::sched_param { sched_priority: 1 };
         // Not those that it creates meanwhile: nobody would give them back what they should have.
         let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
         // SAFETY: `parameter` outlives the call.
-        checked(unsafe { libc::sched_setscheduler(thread, policy, &raw const parameter) }.into()).ok()?;
-        Some(Self { thread, before })
+        checked(unsafe { libc::sched_setscheduler(self.thread, policy, &raw const parameter) }.into()).ok()?;
+        Some(self)
+    }
+
+    /// The policy with which the thread would itself be as it was, its niceness being kept. But for what may be its children's: only with
+    /// `CAP_SYS_NICE` can it take back that they are not to be nastier to others than usual.
+    pub fn policy_before(&self) -> u64 {
+        u64::from(self.before.policy | libc::SCHED_RESET_ON_FORK.cast_unsigned())
     }
 }
 
