@@ -313,6 +313,16 @@ def test_what_a_neighbour_costs_is_measured_and_recorded(processes, spillway, tm
     assert all(one[when]["faults"] > 100 and one[when]["fault_p99_us"] >= one[when]["fault_p50_us"] > 0 for when in ("alone", "fitting", "thrashing"))
 
 
+def test_what_idle_neighbours_cost_is_measured_and_recorded(processes, spillway, tmp_path):
+    words = [REPOSITORY / "bench/crowd", "--neighbours", "0,8", "--rounds", 1, "--seconds", 1, "--goal", 1000, "--record", "tiny", "--into", tmp_path]
+    run = processes.start([*words, "--spillway", spillway.path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == 0, out + err
+    assert out.strip() in (tmp_path / "tiny.md").read_text() and "| spillway | 8 |" in out
+    (one,) = json.loads((tmp_path / "tiny.json").read_text())["rounds"]
+    assert all(figures["accesses"] > 1000 and figures["p99_us"] > figures["mean_us"] > 0 for figures in one["spillway"].values())
+
+
 @pytest.mark.limit(150)
 def test_how_fast_a_lost_server_is_rebuilt_is_measured_and_recorded(processes, spillway, tmp_path):
     words = [REPOSITORY / "bench/rebuild", "--tiny", "--record", "tiny", "--into", tmp_path, "--spillway", spillway.path]

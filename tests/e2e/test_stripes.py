@@ -1,7 +1,10 @@
 """Pools that survive the loss of servers: some are killed, come back empty, or are stopped, and programs notice nothing."""
 
+import json
+import os
 import random
 import signal
+import subprocess
 import time
 
 import clients
@@ -92,6 +95,31 @@ def test_a_stopped_server_does_not_stop_programs(processes, spillway, build, ser
         target.ask(command)
     target.tell("exit 7")
     assert target.status() == 7, target.err
+
+
+def test_copies_of_local_pages_go_before_others_move(processes, spillway, servers):
+    _, url = pool_of(servers, 5, "data=4&parity=1")
+    walk = [spillway.path, "bench-walk", "--size", "48M", "--order", "zipf", "--write", "50", "--seconds", "8", "--accesses", "1000000000"]
+    command = [spillway.path, "run", "-q", "--local", "24M", "--pool", url, "--", *walk]
+    started = processes.start(command, stdout=subprocess.PIPE, text=True)
+
+    def entry():
+        return next((target for target in spillway.ps() if target["pool"] == url), {})
+
+    def dropped(most):
+        return lambda: (entry().get("protection") or {}).get("dropped_copies", 0) > most
+
+    eventually(dropped(5000), "copies to be given up", 20)
+    target = entry()
+    # Few pages are left to be moved: else one in six of what is written is.
+    assert target["protection"]["moved_pages"] < target["protection"]["chunks_put"] // 10, target
+    # Also while nothing comes home.
+    os.kill(target["pid"], signal.SIGSTOP)
+    time.sleep(0.5)
+    eventually(dropped(entry()["protection"]["dropped_copies"] + 200), "more copies to be given up", 10)
+    os.kill(target["pid"], signal.SIGCONT)
+    said = json.loads(started.stdout.read())
+    assert started.wait(30) == 0 and said["wrong"] == 0, said
 
 
 @pytest.mark.limit(240)

@@ -176,9 +176,12 @@ fn a_full_store_gets_clean_copies_back() {
     pager.installed(plan, Outcome { done: 1, stop: None });
     let handle = pager.handle_of(page);
     assert!(handle.is_some() && pager.state_of(page) == State::Mapped);
-    pager.forgo_clean(1);
+    pager.forgo_clean(1, |_| false);
+    assert!(!pager.has_released());
+    // That pass ends, and the next begins.
+    (0..2).for_each(|_| pager.forgo_clean(1, |_| true));
     assert_eq!((pager.next_released(), pager.handle_of(page)), (handle, None));
-    pager.forgo_clean(10);
+    pager.forgo_clean(10, |_| true);
     assert!(!pager.has_released());
     pager.audit();
 }

@@ -31,6 +31,7 @@ use crate::restart;
 use crate::stray;
 use crate::sys::agent::{BATCH_PAGES, CODE_BYTES, CONTROL_BYTES, Layout, Memory};
 use crate::sys::detour::Detour;
+use crate::sys::epoll::Ear;
 use crate::sys::fd::{Heard, receive_byte};
 use crate::sys::process::{pidfd_of_thread, take_fd};
 use crate::sys::ptrace::{CallError, Registers, STOP_DEADLINE_NS, Seized, let_go_of_strays};
@@ -63,6 +64,8 @@ pub struct Agent {
     pub thread: i32,
     /// The same thread's number in the target's own pid namespace, which faults are told with.
     pub known_as: i32,
+    /// Listens to the next while it lives.
+    pub ear: Option<Ear>,
     /// Our end of the socket: a byte starts a list, a byte comes back.
     pub socket: OwnedFd,
     /// The number of its own end in its table.
@@ -185,6 +188,7 @@ impl Agent {
             pid: found.pid,
             thread: found.thread,
             known_as: found.known_as,
+            ear: None,
             socket,
             orders,
             memory,

@@ -11,6 +11,7 @@ mod changes;
 mod commands;
 mod commons;
 mod departure;
+mod ears;
 mod eviction;
 mod handed;
 mod hands;
@@ -29,7 +30,6 @@ mod stopwatch;
 mod takeover;
 mod tape;
 
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, Sender};
@@ -44,7 +44,7 @@ use crate::guardian;
 use crate::placement::Placement;
 use crate::shared::Shared;
 use crate::sys::clock::now_ns;
-use crate::sys::fd::{Bell, Heard, poll, readable, receive_byte};
+use crate::sys::fd::{Bell, Heard, receive_byte};
 use crate::sys::message::MESSAGES;
 use crate::sys::sched::Class;
 use crate::sys::uffd::{Event, Message};
@@ -54,6 +54,7 @@ use crate::watcher::Request;
 pub use commands::{Command, Homeward, Report, Seen, portions};
 pub use commons::Joined;
 use departure::Leaving;
+use ears::Ears;
 use eviction::{WRITES_PER_TURN, Yield};
 use hands::{Hands, index, to_handle};
 pub use held_up::DEPUTY_NAME;
@@ -103,7 +104,7 @@ pub struct Driver {
     /// Which place and class of the fault thread this is, of all that it has had; agents are to have the same. The first is 1.
     place: u64,
     class: Class,
-    polled: Vec<libc::pollfd>,
+    ears: Ears,
     release: Option<Release>,
     /// Trees that are let go while others are served on.
     leaving: Vec<Leaving>,
@@ -151,27 +152,24 @@ impl Driver {
             }
             let timeout = [self.timeout(), self.until_recall()].into_iter().flatten().min();
             self.wait(timeout);
-            if self.polled[0].revents != 0 {
+            let heard = self.ears.heard();
+            if heard.bell {
                 self.bell.silence();
                 if !self.obey() {
                     return;
                 }
             }
-            if self.polled.last().is_some_and(|store| store.revents != 0) {
+            if heard.store {
                 self.progress();
             }
-            let mut busy = false;
             self.begin_window();
             let local_before = self.core.local_pages();
-            for i in 0..self.targets.len() {
-                if self.polled.get(2 * i + 2).is_some_and(|polled| polled.revents != 0) {
-                    self.hear_agent(i);
-                }
-                if self.polled.get(2 * i + 1).is_some_and(|polled| polled.revents != 0) {
-                    self.read_events(i);
-                    busy = true;
-                }
+            heard.agents.iter().for_each(|&at| self.hear_agent(at));
+            for &at in &heard.targets {
+                self.read_events(at);
             }
+            let busy = !heard.targets.is_empty();
+            self.ears.forget(heard);
             self.end_turn(busy, local_before);
         }
     }
@@ -259,14 +257,8 @@ impl Driver {
     }
 
     fn wait(&mut self, timeout: Option<u64>) {
-        self.polled.clear();
-        self.polled.push(readable(self.bell.as_raw_fd()));
-        for slot in &self.targets {
-            let (event, agent) = slot.as_ref().map_or((-1, -1), |target| (target.event_fd(), target.agent_fd()));
-            self.polled.extend([readable(event), readable(agent)]);
-        }
-        self.targets.iter_mut().flatten().for_each(|target| target.looked |= target.may_read());
-        self.polled.push(readable(self.hands.store.descriptor().map_or(-1, |store| store.as_raw_fd())));
+        let is_deaf = self.ears.prick(&self.bell, self.hands.store.descriptor(), &mut self.targets);
+        let timeout = if is_deaf { Some(timeout.map_or(RETRY_NS, |ns| ns.min(RETRY_NS))) } else { timeout };
         self.hands.store.flush();
         if timeout != Some(0) {
             self.publish();
@@ -274,21 +266,18 @@ impl Driver {
         let since = now_ns();
         // While pages are on their way, waiting says nothing of where the faulting thread is.
         let owes = self.journeys.are_under_way();
-        let mut ready = !owes && poll(&mut self.polled, Some(0));
+        let ready = !owes && self.ears.listen(Some(0));
         if !ready && !owes && timeout != Some(0) && self.placement.chase(&self.shared) {
             self.place_agents();
         }
         if !ready && (owes || timeout != Some(0)) {
-            ready = poll(&mut self.polled, timeout);
+            self.ears.listen(timeout);
         }
         let now_ns = now_ns();
         self.slept = !owes && now_ns - since > SLEPT_NS;
-        if !ready {
-            self.polled.iter_mut().for_each(|polled| polled.revents = 0);
-        }
         self.recall(now_ns);
         self.unpolled = 0;
-        self.dry = (0..self.targets.len()).all(|at| self.polled[2 * at + 1].revents == 0);
+        self.dry = self.ears.is_quiet();
         if self.dry && self.targets.iter().flatten().all(Target::may_read) {
             self.hands.watch.finds_none();
         }
@@ -416,7 +405,8 @@ impl Driver {
         self.bury(busy);
         self.write(busy, came);
         if self.core.is_store_full() {
-            self.core.forgo_clean(FREES_PER_TURN);
+            // Soon there are none.
+            self.core.forgo_clean(FREES_PER_TURN, |_| true);
         }
         self.retry_waiting();
         self.tend_merging();
@@ -437,6 +427,8 @@ impl Driver {
         } else if !busy {
             self.drop_staged();
             self.untidy = self.hands.store.tidy();
+            // Also of a program to which nothing comes home.
+            self.lay_others_down();
         }
     }
 

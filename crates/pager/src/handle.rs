@@ -23,6 +23,7 @@ use crate::handed::{Placed, Plugged};
 use crate::merging::{self, Merged};
 use crate::remains::Remains;
 use crate::shared::Shared;
+use crate::sys::epoll::Epoll;
 use crate::sys::fd::Bell;
 use crate::sys::sched::{lock_memory, raise_descriptor_limit};
 use crate::tally::{Tally, Trees};
@@ -191,13 +192,19 @@ impl Pager {
         let _ = lock_memory();
         let _ = raise_descriptor_limit();
         let bell = Arc::new(Bell::new().map_err(system("making an event descriptor"))?);
+        let epoll = Epoll::new().map_err(system("making an event descriptor"))?;
         let shared = Arc::new(Shared::default());
         let managed = Arc::new(Mutex::new(Vec::new()));
         let (trees, first) = (Trees::default(), Arc::<Tally>::default());
         let (commands, orders) = channel();
         let (requests, inbox) = channel();
-        let wires =
-            Wires { commands: orders, bell: Arc::clone(&bell), reports: requests.clone(), shared: Arc::clone(&shared) };
+        let wires = Wires {
+            commands: orders,
+            epoll,
+            bell: Arc::clone(&bell),
+            reports: requests.clone(),
+            shared: Arc::clone(&shared),
+        };
 
         let (ready, begun) = channel();
         let budget = budget(local);

@@ -126,7 +126,7 @@ pub struct Shared {
     pub histogram: Histogram,
     /// Whether the pool survives the loss of servers, and how it is ([`Protection::words`]).
     protected: AtomicBool,
-    protection: [AtomicU64; 11],
+    protection: [AtomicU64; 12],
     /// Grows whenever it has done something: a watchdog's sign of life.
     pub progress: AtomicU64,
     /// Errands that it sent agents on.

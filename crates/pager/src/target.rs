@@ -1,6 +1,6 @@
 //! One address space under management: its userfaultfd, its agent, and what is under way in it.
 
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
@@ -18,6 +18,7 @@ use crate::outlook::Outlook;
 use crate::procfs::Mapping;
 use crate::stretch::Stretch;
 use crate::sys::agent::BATCH_PAGES;
+use crate::sys::epoll::Ear;
 use crate::sys::fd::send_byte;
 use crate::sys::pagemap::Pagemap;
 use crate::sys::procmap::ProcMap;
@@ -103,6 +104,8 @@ pub struct Target {
     pub tally: Arc<Tally>,
     /// Its tree is being let go: nothing of it is captured any more.
     pub leaving: bool,
+    /// Listens to that while it lives.
+    pub ear: Option<Ear>,
     /// Its userfaultfd.
     pub uffd: Uffd,
     /// Which of its messages come next, where it shares memory.
@@ -186,6 +189,7 @@ impl Target {
             pid,
             tally,
             leaving: false,
+            ear: None,
             uffd,
             outlook: None,
             pagemap: None,
@@ -342,16 +346,6 @@ impl Target {
     /// Whether its events may be read now.
     pub fn may_read(&self) -> bool {
         !matches!(self.flight, Flight::Capture { .. } | Flight::Merging(_)) && (self.inherits || !self.handed)
-    }
-
-    /// The descriptor to poll for faults and events; -1 while they must wait.
-    pub fn event_fd(&self) -> RawFd {
-        if self.may_read() { self.uffd.as_raw_fd() } else { -1 }
-    }
-
-    /// The descriptor to poll for the agent; -1 without one.
-    pub fn agent_fd(&self) -> RawFd {
-        self.agent.as_ref().map_or(-1, |agent| agent.socket.as_raw_fd())
     }
 
     /// Whether `thread`, which faults, is the agent itself, at work on what captures would have to wait for.

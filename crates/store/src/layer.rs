@@ -208,6 +208,14 @@ impl Store for Layer {
         self.inner.protection()
     }
 
+    fn is_burden(&mut self, handle: Handle) -> bool {
+        self.inner.is_burden(handle)
+    }
+
+    fn has_burdens(&mut self) -> bool {
+        self.inner.has_burdens()
+    }
+
     fn tidy(&mut self) -> bool {
         self.inner.tidy()
     }

@@ -145,6 +145,15 @@ pub trait Store: Send {
     fn share(&mut self, handle: Handle) -> Handle;
     /// Releases one reference. With the last one, what is pending for the handle is called off: no completion comes.
     fn free(&mut self, handle: Handle);
+    /// Tells that the page behind `handle` is local as well, and asks whether its copy costs more to keep than to write again: the
+    /// store would have to move it to win back room. The caller then frees it.
+    fn is_burden(&mut self, _handle: Handle) -> bool {
+        false
+    }
+    /// Whether there are such copies of pages that it was told of.
+    fn has_burdens(&mut self) -> bool {
+        false
+    }
     /// What is kept now.
     fn status(&self) -> Status;
     /// How well what is kept would survive the loss of servers; `None` where nothing is done about that.
@@ -217,12 +226,15 @@ pub struct Protection {
     /// Seconds until what can be rebuilt has been, as it went so far; 0 when nothing is, or before there is a speed.
     #[serde(default)]
     pub left_seconds: u64,
+    /// Copies of pages that were local as well, given up where they would have had to be moved.
+    #[serde(default)]
+    pub dropped_copies: u64,
 }
 
 impl Protection {
     /// Its numbers in their order, for whoever must hand them over one by one.
     #[must_use]
-    pub fn words(&self) -> [u64; 11] {
+    pub fn words(&self) -> [u64; 12] {
         [
             self.groups,
             self.degraded,
@@ -235,12 +247,13 @@ impl Protection {
             self.chunks_put,
             self.chunks_got,
             self.left_seconds,
+            self.dropped_copies,
         ]
     }
 
     /// What [`Protection::words`] gave.
     #[must_use]
-    pub fn from_words(words: [u64; 11]) -> Self {
+    pub fn from_words(words: [u64; 12]) -> Self {
         Self {
             groups: words[0],
             degraded: words[1],
@@ -253,6 +266,7 @@ impl Protection {
             chunks_put: words[8],
             chunks_got: words[9],
             left_seconds: words[10],
+            dropped_copies: words[11],
         }
     }
 }

@@ -151,6 +151,14 @@ impl Store for Snapshot {
         self.inner.protection()
     }
 
+    fn is_burden(&mut self, handle: Handle) -> bool {
+        !is_of_file(handle) && self.inner.is_burden(handle)
+    }
+
+    fn has_burdens(&mut self) -> bool {
+        self.inner.has_burdens()
+    }
+
     fn tidy(&mut self) -> bool {
         self.inner.tidy()
     }

@@ -1,7 +1,7 @@
 //! Which pages are not in their targets, and what can be given up of those that are.
 
 use super::Pager;
-use crate::page::{State, Step};
+use crate::page::{HandleBits, State, Step};
 use crate::table::CHUNK_PAGES;
 use crate::units::{Address, PageIndex, TargetId};
 
@@ -62,12 +62,22 @@ impl Pager {
         lost
     }
 
-    /// The store has no room: gives up to `most` clean copies of pages that are in their targets. The pass goes on from call
-    /// to call, each of which looks at a few chunks only: soon there are none.
-    pub fn forgo_clean(&mut self, most: usize) {
+    /// Looks at up to `most` clean copies of pages that are in their targets, and gives up those that `is_burden` to the store. The
+    /// pass goes on from call to call, each of which looks at a few chunks only.
+    pub fn forgo_clean(&mut self, most: usize, mut is_burden: impl FnMut(HandleBits) -> bool) {
         let mut chunks = FORGOING_CHUNKS;
         for _ in 0..most {
             let Some(page) = self.table.next_clean(&mut self.clean_hand, &mut chunks) else { return };
+            if self.handle_of(page).is_some_and(&mut is_burden) {
+                self.step(page, Step::Forgo);
+            }
+        }
+    }
+
+    /// The store had better be without `handle`, the clean copy of `page`: it is given up if the page is in its target.
+    pub fn forgo(&mut self, page: PageIndex, handle: HandleBits) {
+        let entry = self.table.get(page);
+        if entry.state() == State::Mapped && entry.handle() == Some(handle) {
             self.step(page, Step::Forgo);
         }
     }

@@ -160,6 +160,7 @@ impl Setup {
             pid,
             thread,
             known_as,
+            ear: None,
             socket,
             orders: theirs,
             memory,

@@ -23,6 +23,9 @@ const JOURNEYS: usize = 64;
 /// Writes under way that the pager expects: as many as it has buffers, and as many again that came back meanwhile.
 const WRITES: usize = 2048;
 const BLOCK: usize = 16;
+/// Pages whose copies the store is asked about for each page that comes home, where some of them are a burden to it. So each is asked about
+/// several times before it leaves: the sooner a copy goes, the more it saves.
+const LOOKS_PER_PAGE: usize = 16;
 const _: () = assert!(BLOCK as u64 == BLOCK_PAGES_MAX);
 
 /// A block on its way from the store.
@@ -54,6 +57,8 @@ pub(super) struct Journeys {
     count: usize,
     blocks: Box<[spillway_core::Page]>,
     writes: HashMap<HandleBits, PageIndex>,
+    /// The store moves pages, to win back room: copies may be a burden to it.
+    has_burdens: bool,
 }
 
 impl Journeys {
@@ -63,7 +68,13 @@ impl Journeys {
             Some(_) => (JOURNEYS * BLOCK, WRITES),
             None => (0, 0),
         };
-        Self { under_way: [None; JOURNEYS], count: 0, blocks: pages(blocks), writes: HashMap::with_capacity(writes) }
+        Self {
+            under_way: [None; JOURNEYS],
+            count: 0,
+            blocks: pages(blocks),
+            writes: HashMap::with_capacity(writes),
+            has_burdens: store.protection().is_some(),
+        }
     }
 
     /// Whether the store answers later at all.
@@ -335,11 +346,32 @@ impl Driver {
             self.stay();
             self.stay_on(tree);
         }
-        if faults {
-            let served = self.core.installed(plan, outcome);
-            return served == Served::Yes && outcome.stop.is_none() && clear == pages;
+        let served = if faults { self.core.installed(plan, outcome) } else { Served::Yes };
+        if !faults {
+            self.core.installed_ahead(plan, outcome);
         }
-        self.core.installed_ahead(plan, outcome);
-        outcome.stop.is_none() && clear == pages
+        if self.journeys.has_burdens {
+            for i in from..from + index(outcome.done) {
+                self.lay_down(journey.page.plus(i as u64), journey.handles[i]);
+            }
+        }
+        served == Served::Yes && outcome.stop.is_none() && clear == pages
+    }
+
+    /// A page has come home. Its copy may be a burden to the store, and with it those of others that have been there for longer.
+    fn lay_down(&mut self, page: PageIndex, handle: Option<HandleBits>) {
+        let is_burden = |handle: &HandleBits| self.hands.store.is_burden(to_handle(*handle));
+        if let Some(handle) = handle.filter(is_burden) {
+            self.core.forgo(page, handle);
+        }
+        self.lay_others_down();
+    }
+
+    /// Gives up copies of some pages that are at home, where they are a burden to the store.
+    pub(super) fn lay_others_down(&mut self) {
+        let store = &mut self.hands.store;
+        if store.has_burdens() {
+            self.core.forgo_clean(LOOKS_PER_PAGE, |bits| store.is_burden(to_handle(bits)));
+        }
     }
 }

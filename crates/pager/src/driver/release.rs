@@ -158,6 +158,7 @@ impl Driver {
             self.core.ended(target.id);
             self.strike_out(target.id);
             agents.extend(target.agent.map(|mut agent| {
+                agent.ear = None;
                 agent.unmerges = (target.merging == Merging::Ours).then_some(target.marked);
                 agent
             }));

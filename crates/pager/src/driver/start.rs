@@ -9,6 +9,7 @@ use spillway_core::pager::{Budget, Config, Pager};
 use spillway_core::policy::{Kind, Settings};
 use spillway_store::Store;
 
+use super::ears::Ears;
 use super::eviction::Yield;
 use super::hands::Hands;
 use super::held_up::Deputy;
@@ -21,6 +22,7 @@ use crate::estate::Estate;
 use crate::placement::Placement;
 use crate::recording::Recording;
 use crate::shared::Shared;
+use crate::sys::epoll::Epoll;
 use crate::sys::fd::Bell;
 use crate::sys::sched::{Class, Cpus, set_class, thread_id};
 use crate::target::{Flight, Target, WAITING_ROOM};
@@ -30,6 +32,8 @@ use crate::watcher::Request;
 pub struct Wires {
     /// What is asked of it,
     pub commands: Receiver<Command>,
+    /// what it waits with,
+    pub epoll: Epoll,
     /// and what wakes it for that.
     pub bell: Arc<Bell>,
     /// What it tells the watcher.
@@ -67,7 +71,7 @@ impl Driver {
         replacement: Settings,
         store: Box<dyn Store>,
         estate: Option<Estate>,
-        Wires { commands, bell, reports, shared }: Wires,
+        Wires { commands, epoll, bell, reports, shared }: Wires,
     ) -> Self {
         shared.thread.store(thread_id(), Relaxed);
         let cpus = Cpus::of(0).ok();
@@ -91,7 +95,7 @@ impl Driver {
             placement: Placement::new(follow, cpus),
             place: 1,
             class: Class::Normal,
-            polled: Vec::new(),
+            ears: Ears::new(epoll),
             release: None,
             leaving: Vec::new(),
             slept: false,

@@ -56,6 +56,13 @@ impl AsFd for Bell {
     }
 }
 
+pub(super) fn timespec(ns: u64) -> libc::timespec {
+    libc::timespec {
+        tv_sec: i64::try_from(ns / 1_000_000_000).unwrap_or(i64::MAX),
+        tv_nsec: i64::try_from(ns % 1_000_000_000).unwrap_or(0),
+    }
+}
+
 /// A descriptor to poll for reading; negative ones are passed over.
 pub fn readable(fd: RawFd) -> libc::pollfd {
     libc::pollfd { fd, events: libc::POLLIN, revents: 0 }
@@ -63,10 +70,7 @@ pub fn readable(fd: RawFd) -> libc::pollfd {
 
 /// Waits until one of `fds` is ready or `timeout_ns` have passed (`None`: for ever). Interruptions end the wait early.
 pub fn poll(fds: &mut [libc::pollfd], timeout_ns: Option<u64>) -> bool {
-    let timeout = timeout_ns.map(|ns| libc::timespec {
-        tv_sec: i64::try_from(ns / 1_000_000_000).unwrap_or(i64::MAX),
-        tv_nsec: i64::try_from(ns % 1_000_000_000).unwrap_or(0),
-    });
+    let timeout = timeout_ns.map(timespec);
     let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     // SAFETY: `fds` is a writable array of the length given; `timeout` is null or outlives the call.
     unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout, std::ptr::null()) > 0 }

@@ -6,6 +6,7 @@ pub mod agent;
 pub mod bpf;
 pub mod clock;
 pub mod detour;
+pub mod epoll;
 pub mod fd;
 pub mod message;
 pub mod pagemap;

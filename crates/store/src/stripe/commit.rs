@@ -97,7 +97,7 @@ impl Core {
             self.rows.unwrite(row);
         }
         self.counts.groups += 1;
-        self.upkeep.count_new(live);
+        self.upkeep.count_new(self.rows.lives(row));
         for position in 0..length {
             let Some((handle, origin)) = self.fills[fill].entries[usize::from(position)].take() else { continue };
             let place = Place { row, position };
@@ -116,12 +116,16 @@ impl Core {
                     }
                     #[cfg(test)]
                     if self.mutation == Some(Mutation::ForgetMove) {
-                        self.leave(members, before);
+                        self.leave(members, before, self.pages.is_home(handle));
                         continue;
                     }
                     self.pages.set(handle, State::Kept(place, None));
                     self.counts.moved_pages += 1;
-                    self.leave(members, before);
+                    let home = self.pages.is_home(handle);
+                    if home {
+                        self.recount(row, |rows| rows.set_home(row, true));
+                    }
+                    self.leave(members, before, home);
                 }
             }
         }
@@ -130,7 +134,7 @@ impl Core {
             self.rows.written(row, length, live);
         }
         if live == 0 {
-            self.upkeep.count(0, None);
+            self.upkeep.count_gone();
             self.remove_row(members, row);
         }
     }

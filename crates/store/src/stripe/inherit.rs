@@ -99,7 +99,7 @@ impl Inheritance for Stripes {
         for row in core.rows.all() {
             if core.rows.is_written(row) {
                 core.counts.groups += 1;
-                core.upkeep.count_new(core.rows.live(row));
+                core.upkeep.count_new(core.rows.lives(row));
             }
         }
         let now = members.now();

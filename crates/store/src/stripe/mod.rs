@@ -221,8 +221,13 @@ impl Core {
         previous: Option<Handle>,
     ) -> Result<Put, StoreError> {
         let now = members.now();
-        if let Some(put) = previous.and_then(|previous| self.unchanged(members, previous, checksum, now)) {
+        let unchanged = previous.and_then(|previous| self.unchanged(members, previous, checksum, now));
+        if previous.is_some() {
+            self.upkeep.note_return(unchanged.is_some());
+        }
+        if let Some(put) = unchanged {
             if let Put::Unchanged(handle) = put {
+                self.set_home(handle, false);
                 self.move_along(members, handle, (page, checksum), now);
             }
             return Ok(put);
@@ -290,21 +295,41 @@ impl Core {
                 if let Some(job) = job {
                     self.end(job);
                 }
-                self.leave(members, place);
+                self.leave(members, place, self.pages.is_home(handle));
             }
             State::Free => unreachable!("it is held"),
         }
         self.pages.remove(handle);
     }
 
-    /// A page is no longer at a place.
-    fn leave(&mut self, members: &mut dyn Members, place: Place) {
-        let before = self.rows.live(place.row);
-        let live = self.rows.hole(place);
-        self.upkeep.count(before, Some(live));
-        if live == 0 {
-            self.upkeep.count(0, None);
+    /// A page, which is local as well if it is `home`, is no longer at a place.
+    fn leave(&mut self, members: &mut dyn Members, place: Place, home: bool) {
+        self.recount(place.row, |rows| {
+            if home {
+                rows.set_home(place.row, false);
+            }
+            rows.hole(place);
+        });
+        if self.rows.live(place.row) == 0 {
+            self.upkeep.count_gone();
             self.remove_row(members, place.row);
+        }
+    }
+
+    /// The pages of a row are others than before `change`.
+    fn recount(&mut self, row: u32, change: impl FnOnce(&mut Rows)) {
+        let before = self.rows.lives(row);
+        change(&mut self.rows);
+        self.upkeep.recount(before, self.rows.lives(row));
+    }
+
+    /// Whether a page is local as well.
+    fn set_home(&mut self, handle: Handle, home: bool) {
+        if let State::Kept(place, _) = self.pages.state(handle)
+            && self.pages.is_home(handle) != home
+        {
+            self.pages.set_home(handle, home);
+            self.recount(place.row, |rows| rows.set_home(place.row, home));
         }
     }
 
@@ -407,12 +432,21 @@ impl Store for Stripes {
     }
 
     fn share(&mut self, handle: Handle) -> Handle {
+        self.core.set_home(handle, false);
         self.core.pages.share(handle);
         handle
     }
 
     fn free(&mut self, handle: Handle) {
         self.core.free(&mut *self.members, handle);
+    }
+
+    fn is_burden(&mut self, handle: Handle) -> bool {
+        self.core.is_burden(handle, || self.members.now())
+    }
+
+    fn has_burdens(&mut self) -> bool {
+        self.core.has_burdens(|| self.members.now())
     }
 
     fn status(&self) -> Status {

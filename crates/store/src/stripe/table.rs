@@ -37,7 +37,9 @@ pub(super) enum State {
 
 /// In the half that is the place. Without it, the page is in no row yet.
 const KEPT: u32 = 1 << 31;
-const REFERENCES: u32 = 0x7fff;
+const REFERENCES: u32 = 0x3fff;
+/// It is local as well.
+const HOME: u32 = 0x4000;
 const MOVING: u32 = 0x8000;
 const JOB_SHIFT: u32 = 16;
 const PAGE_HALVES: usize = 2;
@@ -155,7 +157,7 @@ impl Pages {
             State::Free => unreachable!("pages are freed by their last reference"),
         };
         let [_, rest] = self.halves(handle);
-        self.set_halves(handle, [place, rest & (REFERENCES | MOVING) | job << JOB_SHIFT]);
+        self.set_halves(handle, [place, rest & (REFERENCES | HOME | MOVING) | job << JOB_SHIFT]);
     }
 
     pub(super) fn set_job(&mut self, handle: Handle, job: Option<u16>) {
@@ -171,6 +173,23 @@ impl Pages {
     pub(super) fn set_moving(&mut self, handle: Handle, moving: bool) {
         let [place, rest] = self.halves(handle);
         self.set_halves(handle, [place, if moving { rest | MOVING } else { rest & !MOVING }]);
+    }
+
+    /// Whether it is local as well, as far as is known.
+    pub(super) fn is_home(&self, handle: Handle) -> bool {
+        self.halves(handle)[1] & HOME != 0
+    }
+
+    pub(super) fn set_home(&mut self, handle: Handle, home: bool) {
+        let [place, rest] = self.halves(handle);
+        self.set_halves(handle, [place, if home { rest | HOME } else { rest & !HOME }]);
+    }
+
+    /// The place of a page that has one reference and with which nothing is done, and whether it is local as well.
+    pub(super) fn alone(&self, handle: Handle) -> Option<(Place, bool)> {
+        let [place, rest] = self.halves(handle);
+        let is_alone = place & KEPT != 0 && rest & (REFERENCES | MOVING) == 1 && rest >> JOB_SHIFT == 0;
+        is_alone.then(|| (to_place(place), rest & HOME != 0))
     }
 
     /// One more reference. A count that reaches its limit keeps the page for good.
@@ -233,7 +252,18 @@ fn to_place(half: u32) -> Place {
 const WRITTEN: u32 = 1 << 31;
 const BUSY: u32 = 1 << 30;
 const LENGTH_SHIFT: u32 = 16;
+const HOME_SHIFT: u32 = 21;
+const ONE_HOME: u32 = 1 << HOME_SHIFT;
 const ROWS_MAX: usize = 1 << (32 - POSITION_BITS - 1);
+
+/// Pages of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Lives {
+    /// All that someone refers to.
+    pub(super) all: usize,
+    /// Those that are nowhere else.
+    pub(super) outside: usize,
+}
 
 /// All rows.
 pub(super) struct Rows {
@@ -325,6 +355,18 @@ impl Rows {
         assert!(word & 1 << place.position != 0, "{place:?} is a hole already");
         self.set_word(place.row, word & !(1 << place.position));
         self.live(place.row)
+    }
+
+    /// One more page is local as well, or one less.
+    pub(super) fn set_home(&mut self, row: u32, home: bool) {
+        let word = self.word(row);
+        self.set_word(row, if home { word + ONE_HOME } else { word - ONE_HOME });
+    }
+
+    /// How many pages live there, and how many of them are not local as well.
+    pub(super) fn lives(&self, row: u32) -> Lives {
+        let (all, home) = (self.live(row).count_ones() as usize, self.word(row) >> HOME_SHIFT & 0x1f);
+        Lives { all, outside: all - home as usize }
     }
 
     /// Whether one of its chunks is being rebuilt.

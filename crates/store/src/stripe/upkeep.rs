@@ -9,7 +9,7 @@ use super::fills::Origin;
 use super::jobs::Purpose;
 use super::members::{Members, Presence};
 use super::pace::Budget;
-use super::table::{Place, State};
+use super::table::{Lives, Place, State};
 use super::{Core, DATA_MAX, LOOK, Shape};
 use crate::{Handle, Urgency};
 use spillway_core::Page;
@@ -26,7 +26,9 @@ const REBUILT_PER_SECOND: f64 = 25_600.0;
 const COMPACTED_PER_SECOND: f64 = 256.0;
 /// The same for each page that is put or got: so much that parity for four costs less than 1.3 times the bytes on the network where
 /// half of all accesses write (docs/bench/0012).
-const COMPACTED_PER_PAGE: f64 = 0.21;
+const COMPACTED_PER_PAGE: f64 = 0.175;
+/// Pages put again, over which it is told how many are as they were.
+const RETURNS: f64 = 256.0;
 /// How much more than rows without holes would need is left as it is: a thirteenth.
 const SLACK: usize = 13;
 /// One row in so many is found by a sweep over pages in reasonable time.
@@ -44,8 +46,10 @@ pub(super) struct Upkeep {
     shape: Shape,
     /// Fewer rows are not worth a sweep.
     pub(super) rows_min: usize,
-    /// Written rows, by pages that live there.
-    by_live: [usize; DATA_MAX + 1],
+    /// Written rows, by pages that live there and are not local as well.
+    by_outside: [usize; DATA_MAX + 1],
+    /// Pages that live in them.
+    lives: usize,
     /// When the next sweep over rows begins, if one is wanted.
     sweep_at: Option<Instant>,
     next_row: usize,
@@ -66,6 +70,8 @@ pub(super) struct Upkeep {
     rebuilding_since: Option<(Instant, usize)>,
     rebuild: Budget,
     pub(super) compact: Budget,
+    /// Of pages that are put again, how many are as they were, of late.
+    unchanged: f64,
 }
 
 impl Upkeep {
@@ -73,7 +79,8 @@ impl Upkeep {
         Self {
             shape,
             rows_min: ROWS_MIN,
-            by_live: [0; DATA_MAX + 1],
+            by_outside: [0; DATA_MAX + 1],
+            lives: 0,
             sweep_at: None,
             next_row: 0,
             began: now,
@@ -88,25 +95,36 @@ impl Upkeep {
             rebuilding_since: None,
             rebuild: Budget::new(REBUILT_PER_SECOND, now),
             compact: Budget::new(COMPACTED_PER_SECOND, now),
+            unchanged: 1.0,
         }
     }
 
     /// A row is written.
-    pub(super) fn count_new(&mut self, live: u16) {
-        self.by_live[live.count_ones() as usize] += 1;
+    pub(super) fn count_new(&mut self, lives: Lives) {
+        self.by_outside[lives.outside] += 1;
+        self.lives += lives.all;
     }
 
-    /// A row has other pages now, or is gone.
-    pub(super) fn count(&mut self, before: u16, after: Option<u16>) {
-        self.by_live[before.count_ones() as usize] -= 1;
-        if let Some(after) = after {
-            self.count_new(after);
-        }
+    /// A row has other pages now.
+    pub(super) fn recount(&mut self, before: Lives, after: Lives) {
+        self.by_outside[before.outside] -= 1;
+        self.lives -= before.all;
+        self.count_new(after);
+    }
+
+    /// A row without pages is gone.
+    pub(super) fn count_gone(&mut self) {
+        self.by_outside[0] -= 1;
     }
 
     /// A page was put or got.
     pub(super) fn earn(&mut self) {
         self.compact.earn(COMPACTED_PER_PAGE);
+    }
+
+    /// A page was put again.
+    pub(super) fn note_return(&mut self, is_unchanged: bool) {
+        self.unchanged += (f64::from(u8::from(is_unchanged)) - self.unchanged) / RETURNS;
     }
 
     /// Something may be missing.
@@ -115,17 +133,15 @@ impl Upkeep {
         self.sweep_at = Some(self.sweep_at.map_or(now, |at| at.min(now)));
     }
 
-    /// Rows with no more pages than this are to be emptied; `None` while there is little to win.
-    pub(super) fn emptied(&self) -> Option<u32> {
+    /// Rows with no more pages than this that are nowhere else are to be emptied; `None` while there is little to win.
+    pub(super) fn emptied(&self) -> Option<usize> {
         let data = self.shape.data;
-        let rows: usize = self.by_live.iter().sum();
-        let live: usize = self.by_live.iter().enumerate().map(|(live, rows)| live * rows).sum();
-        let holes = (rows * data).saturating_sub(live);
-        holes.checked_sub(live / SLACK).filter(|spare| *spare > self.rows_min * data)?;
+        let rows: usize = self.by_outside.iter().sum();
+        let holes = (rows * data).saturating_sub(self.lives);
+        holes.checked_sub(self.lives / SLACK).filter(|spare| *spare > self.rows_min * data)?;
         // The emptier a row is, the less it costs: a row of one page gives three chunks' room for one move.
-        let worth = |live: &usize| self.by_live[*live] * FINDABLE >= rows;
-        let emptiest = (1..data).find(worth).unwrap_or(data - 1);
-        u32::try_from(emptiest).ok()
+        let worth = |outside: &usize| self.by_outside[*outside] * FINDABLE >= rows;
+        Some((1..data).find(worth).unwrap_or(data - 1))
     }
 
     /// What pages move at the cost of: a member's leaving is rebuilding elsewhere.
@@ -297,6 +313,29 @@ impl Core {
         self.upkeep.compact.spend(self.shape.written());
     }
 
+    /// A page is local as well: whether it had better have no copy here, because nothing else keeps its row from going, and there are too
+    /// many holes. That costs what putting the page again would, as far as pages leave as they came.
+    pub(super) fn is_burden(&mut self, handle: Handle, now: impl FnOnce() -> Instant) -> bool {
+        let Some((place, home)) = self.pages.alone(handle) else { return false };
+        if !home {
+            self.set_home(handle, true);
+        }
+        let is_burden = self.rows.lives(place.row).outside == 0 && self.has_burdens(now);
+        if is_burden {
+            self.upkeep.compact.spend(self.upkeep.unchanged * self.shape.written());
+            self.counts.dropped_copies += 1;
+        }
+        is_burden
+    }
+
+    /// Whether rows are kept by pages alone that are local as well, and there are means to do without those copies.
+    pub(super) fn has_burdens(&mut self, now: impl FnOnce() -> Instant) -> bool {
+        self.upkeep.by_outside[0] > 0
+            && self.watch.away() == 0
+            && self.upkeep.emptied().is_some()
+            && self.upkeep.compact.has(now())
+    }
+
     /// Moves pages out of rows that are mostly holes, and out of rows that a member's leaving would cost a chunk.
     fn sweep_pages(&mut self, members: &dyn Members, now: Instant) -> bool {
         let strands = self.upkeep.strands && self.watch.is_one_leaving();
@@ -344,7 +383,7 @@ impl Core {
         &self,
         members: &dyn Members,
         handle: Handle,
-        emptied: Option<u32>,
+        emptied: Option<usize>,
         strands: bool,
         now: Instant,
     ) -> bool {
@@ -356,7 +395,8 @@ impl Core {
             let chunk = self.rows.chunk(place.row, position).map(|chunk| members.chunk(chunk, now));
             chunk.is_some_and(|chunk| members.health(chunk.member, now).leaving)
         };
-        emptied.is_some_and(|most| self.rows.live(place.row).count_ones() <= most)
+        // What is local as well need not be moved: the pager may do without.
+        emptied.is_some_and(|most| !self.pages.is_home(handle) && self.rows.lives(place.row).outside <= most)
             || strands && !self.rows.is_busy(place.row) && self.shape.used(self.rows.length(place.row)).any(leaves)
     }
 }

@@ -50,6 +50,7 @@ pub(super) struct Seen {
     pub(super) declined: u64,
     pub(super) faults: u64,
     pub(super) moved: u64,
+    pub(super) dropped: u64,
     pub(super) rebuilt: u64,
     pub(super) hedged: u64,
     pub(super) deaths: u64,
@@ -194,7 +195,8 @@ impl Model {
             350..500 => self.get(self.entry(), Urgency::Demand),
             500..560 => self.get(self.entry(), Urgency::Prefetch),
             560..600 => self.share(),
-            600..680 => self.free(self.entry()),
+            600..660 => self.free(self.entry()),
+            660..680 => self.give_some_up(),
             680..720 => self.stripes.flush(),
             720..800 => drop(self.stripes.tidy()),
             800..812 => self.worse(),
@@ -335,7 +337,11 @@ impl Model {
     }
 
     fn share(&mut self) {
-        let (from, to) = (self.entry(), self.entry());
+        let (to, from) = (self.entry(), self.entry());
+        self.share_with(to, from);
+    }
+
+    pub(super) fn share_with(&mut self, to: usize, from: usize) {
         let Some(entry) = self.table[from].filter(|_| from != to) else { return };
         let handle = self.stripes.share(entry.handle);
         self.free(to);
@@ -345,6 +351,23 @@ impl Model {
     pub(super) fn free(&mut self, at: usize) {
         if let Some(entry) = self.table[at].take() {
             self.stripes.free(entry.handle);
+        }
+    }
+
+    /// The page is local as well: does without the copy if that is a burden. Whether it was.
+    pub(super) fn give_up(&mut self, at: usize) -> bool {
+        let is_burden = self.table[at].is_some_and(|entry| self.stripes.is_burden(entry.handle));
+        if is_burden {
+            self.free(at);
+        }
+        is_burden
+    }
+
+    fn give_some_up(&mut self) {
+        for at in 0..self.table.len() {
+            if self.below(2) == 0 {
+                self.give_up(at);
+            }
         }
     }
 
