@@ -9,6 +9,7 @@ import time
 import pytest
 from mechanics import Program
 from test_adoption import SLEEPS
+from test_daemon import attach, daemon  # noqa: F401
 from test_guardian import Family, heirs  # noqa: F401
 from test_takeover import SLACK_SECONDS, WITHIN, begin, fill, torture  # noqa: F401
 
@@ -17,13 +18,15 @@ SECONDS = 8
 
 @pytest.fixture
 def cut_off(processes, build):
-    """Kills a pager that has read so many messages of a kind; false if it came to its end before."""
+    """Kills a pager that has read so many messages of a kind since `begin`; false if it came to its end before."""
     cutoff = build("cutoff", "-Wshadow")
 
-    def kill(pager, event, messages):
+    def kill(pager, event, messages, begin=lambda: None):
         cut = processes.start([cutoff, pager.pid, event, messages], stdout=subprocess.PIPE, text=True)
+        ready = cut.stdout.readline()
+        begin()
         said = cut.communicate(timeout=SLACK_SECONDS)[0]
-        return pager.wait(5) == -signal.SIGKILL and said == "READY\nKILLED\n"
+        return pager.wait(5) == -signal.SIGKILL and (ready, said) == ("READY\n", "KILLED\n")
 
     return kill
 
@@ -59,7 +62,7 @@ def test_what_was_given_up_is_heard_of_again(processes, spillway, torture, cut_o
 
 # Beginnings and ends of ptrace calls in an adoption: those about the borrowed thread, and all. Two calls let it go with its own registers,
 # and its rank is taken back behind them.
-BORROWED, ADOPTION, LETTING_GO = 42, 282, 3
+BORROWED, ADOPTION, LETTING_GO = 42, 270, 3
 
 
 @pytest.fixture
@@ -120,6 +123,22 @@ def test_a_sleep_that_was_borrowed_ends_when_it_should(processes, build, cut_off
         word, elapsed, result = program.line().split(" ", 2)
         assert (word, result) == ("SLEPT", SLEEPS[kind]) and float(elapsed) >= sleep_ms - 2, f"{moment}: {result} after {elapsed} ms"
         assert program.line() == "OK"
+
+
+def test_a_daemon_that_was_adopting_its_first_program_is_followed_by_another(processes, spillway, daemon, fill, cut_off):  # noqa: F811
+    """An agent of which nobody had heard kept the next daemon from starting, and its program from ever being adopted."""
+    target = Program(processes, [fill, 32]).ready()
+    for moment in (20, 120, 230, 260):
+        daemon.start("--local", "16M")
+        asks = lambda: processes.start([spillway.path, "attach", target.pid], stderr=subprocess.DEVNULL)
+        assert cut_off(daemon.process, "ptrace", moment, asks)
+        target.ask("verify")
+    daemon.start("--local", "16M")
+    attach(spillway, target.pid)
+    spillway.settled(target.pid)
+    target.unharmed()
+    spillway.detach(target.pid)
+    target.unharmed()
 
 
 def test_a_child_that_is_being_adopted_outlives_its_pager(processes, spillway, heirs, cut_off):  # noqa: F811

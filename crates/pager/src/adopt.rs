@@ -147,7 +147,7 @@ fn put_agent(
         return Err(Error::Seccomp(pid));
     }
     let vdso = vdso(pid, thread)?;
-    let detour = Detour::new(pid, vdso.span, &vdso.image);
+    let detour = Detour::new(procfs::living_thread(pid).unwrap_or(thread), vdso.span);
     let mut first = Seized::new(thread).map_err(|error| match error.raw_os_error() {
         Some(libc::ESRCH) => Error::NoSuchProcess(pid),
         _ => Error::NoPermission(pid),

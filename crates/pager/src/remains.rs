@@ -153,6 +153,10 @@ impl Remains {
             if !estate.is_daemon() || living_pager(&estate).is_some() {
                 continue;
             }
+            // A stray is not among what it has left, and may be all there is.
+            if stray::end(pid).is_err() || agent_of(pid).is_none() {
+                continue;
+            }
             match Self::within(estate, pid) {
                 // It ends just now, or what is written down is of others.
                 Err(Error::Foreign { .. }) if procfs::living_thread(pid).is_none() => {}

@@ -68,8 +68,6 @@ pub fn keeps_seized() -> bool {
 pub(super) struct Vdso {
     /// Where it is.
     pub(super) span: Span,
-    /// What is there.
-    pub(super) image: Vec<u8>,
     /// The address of a `syscall` instruction in it.
     pub(super) instruction: u64,
 }
@@ -88,7 +86,7 @@ pub(super) fn vdso(pid: i32, thread: i32) -> Result<Vdso, Error> {
         what: "finding a system call in the target's vDSO",
         error: io::ErrorKind::NotFound.into(),
     })?;
-    Ok(Vdso { span: vdso.span, image, instruction: vdso.span.start.0 + offset as u64 })
+    Ok(Vdso { span: vdso.span, instruction: vdso.span.start.0 + offset as u64 })
 }
 
 /// A thread to borrow: rather one that sleeps, never one that cannot be stopped, or that stops and makes no system call for us.

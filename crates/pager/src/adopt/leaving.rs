@@ -65,7 +65,8 @@ impl Halted {
         let registers = seized.registers().map_err(explain)?;
         seized.set_signal_mask(ALL_BUT_TRAPS).map_err(explain)?;
         let vdso = vdso(thread, thread)?;
-        let detour = Detour::new(thread, vdso.span, &vdso.image).filter(|detour| detour.end(thread).is_ok());
+        let first = procfs::living_thread(pid).unwrap_or(thread);
+        let detour = Detour::new(first, vdso.span).filter(|detour| detour.end(thread).is_ok());
         let instruction = detour.as_ref().map_or(vdso.instruction, Detour::last_call);
         if detour.is_some() {
             seized.stop_at_calls();

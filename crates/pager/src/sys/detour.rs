@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
 
 use spillway_core::{Address, PAGE_BYTES_U64, Span};
 
@@ -88,6 +89,8 @@ const SAVED_BYTES: usize = 20 * 8;
 const PLACES: usize = 4;
 /// Zeros before them that are left alone: the image may end with some of its own.
 const GAP_BYTES: usize = 64;
+/// How long somebody else may be at it: an adoption takes less, and a guardian gives up what its pager had a moment after that.
+const LOCKED_WITHIN: Duration = Duration::from_millis(20);
 /// Whose scheduling cannot be set.
 const NOBODY: u64 = u64::MAX;
 
@@ -105,14 +108,22 @@ pub struct Detour {
 }
 
 impl Detour {
-    /// In `pid`, of which this is the vDSO. None where that is full, where somebody else is at it, and where its memory may not be
-    /// written to. Where a pager was killed that led a thread back, that stays: nobody can tell whether the thread still has to go there.
-    pub fn new(pid: i32, vdso: Span, image: &[u8]) -> Option<Self> {
-        let from = free_place(image)?;
-        let memory = File::options().read(true).write(true).open(format!("/proc/{pid}/mem")).ok()?;
-        // SAFETY: no pointers. The lock is given up with the last descriptor of the file, also if we are killed.
-        checked(unsafe { libc::flock(memory.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) }.into()).ok()?;
-        let detour = Self { memory, at: vdso.start.plus_bytes(from as u64) };
+    /// In a process whose first living thread is `first`, and whose vDSO is there. None where that is full, where somebody else is at
+    /// it, and where its memory may not be written to. Where a pager was killed that led a thread back, that stays: nobody can tell
+    /// whether the thread still has to go there.
+    pub fn new(first: i32, vdso: Span) -> Option<Self> {
+        let memory = File::options().read(true).write(true).open(format!("/proc/{first}/mem")).ok()?;
+        let begun = Instant::now();
+        while !is_locked(&memory) {
+            if begun.elapsed() > LOCKED_WITHIN {
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // Only now: another may have been killed meanwhile.
+        let mut image = vec![0; usize::try_from(vdso.pages() * PAGE_BYTES_U64).ok()?];
+        memory.read_exact_at(&mut image, vdso.start.0).ok()?;
+        let detour = Self { memory, at: vdso.start.plus_bytes(free_place(&image)? as u64) };
         // Now, so that the page is not copied while a thread stands still.
         detour.forget().ok()?;
         Some(detour)
@@ -187,6 +198,12 @@ impl Detour {
     pub fn clear(&self) -> io::Result<()> {
         self.memory.write_all_at(&vec![0; bytes()], self.at.0)
     }
+}
+
+/// Takes the lock of a process's memory, if nobody has it.
+fn is_locked(memory: &File) -> bool {
+    // SAFETY: no pointers. The lock is given up with the last descriptor of the file, also if we are killed.
+    checked(unsafe { libc::flock(memory.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) }.into()).is_ok()
 }
 
 /// What a detour takes.
