@@ -147,7 +147,6 @@ fn put_agent(
         return Err(Error::Seccomp(pid));
     }
     let vdso = vdso(pid, thread)?;
-    let detour = Detour::new(procfs::living_thread(pid).unwrap_or(thread), vdso.span);
     let mut first = Seized::new(thread).map_err(|error| match error.raw_os_error() {
         Some(libc::ESRCH) => Error::NoSuchProcess(pid),
         _ => Error::NoPermission(pid),
@@ -156,6 +155,8 @@ fn put_agent(
     if seccomp {
         first.exempt();
     }
+    // Some kernels let only a tracer write there.
+    let detour = Detour::new(procfs::living_thread(pid).unwrap_or(thread), vdso.span);
 
     let slept_ns = restart::asleep_ns(pid, thread);
     // On a busy machine each step of ours would wait for a turn of the target's.
