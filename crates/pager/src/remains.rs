@@ -437,6 +437,23 @@ mod tests {
         }
     }
 
+    /// "taking a descriptor of the agent failed: No such process": a whole family was not taken over when one of it ended just then.
+    #[test]
+    fn who_ends_is_told_from_who_lives() {
+        let ours = std::process::id().cast_signed();
+        assert!(!has_ended(ours, ours));
+        let mut child = std::process::Command::new("true").spawn().expect("a program");
+        let pid = child.id().cast_signed();
+        let until = Instant::now() + Duration::from_secs(10);
+        while !has_ended(pid, pid) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // Nobody has waited for it: it is still there.
+        assert!(has_ended(pid, pid) && procfs::stat(pid).is_ok());
+        child.wait().expect("our child");
+        assert!(has_ended(pid, pid));
+    }
+
     #[test]
     fn what_an_agent_does_is_read() {
         assert_eq!(doing("0 0x5 0x7f0000001004 0x1 0x0 0x0 0x0 0x0 0x7f0000000010"), Some(Doing::Reading(5)));
