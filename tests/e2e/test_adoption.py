@@ -242,6 +242,21 @@ def test_several_adopted_at_the_same_moment_while_asleep(processes, spillway, bu
         assert all(sleep_ms - 2 <= one <= sleep_ms + 150 for one in undisturbed(slept, late_s=0.1))
 
 
+def test_one_of_several_pagers_adopts_it(processes, spillway, build):
+    """Two did, now and then: each had looked for an agent before the other had made one."""
+    command = [spillway.path, "attach", "--local", "8M"]
+    for _ in range(40):
+        target = Program(processes, [build("fill"), 16]).ready()
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+        pagers = [processes.start([*command, target.pid], **pipes) for _ in range(3)]
+        said = [pager.stderr.readline() for pager in pagers]
+        assert sum("adopted process" in line for line in said) == 1, said
+        target.ask("verify")
+        spillway.detach(target.pid)
+        assert sorted(pager.wait(10) for pager in pagers) == [0, 2, 2], said
+        target.unharmed()
+
+
 @pytest.mark.parametrize("how", ["run", "attach"])
 def test_a_thread_that_the_kernel_has_made_in_the_program_is_not_borrowed(processes, spillway, build, how):
     """io_uring's and KVM's sleep mostly, while the program's own may not; they stop, and never make a system call for anybody."""

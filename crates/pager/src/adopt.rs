@@ -40,7 +40,7 @@ use crate::sys::uffd::Uffd;
 
 use borrowed::Borrowed;
 pub use checks::{examine, keeps_seized, untraced};
-use checks::{quiet_thread, vdso};
+use checks::{quiet_thread, unadopted, vdso};
 pub use leaving::{end_agent_left_alone, end_stray};
 use setup::Setup;
 
@@ -157,6 +157,8 @@ fn put_agent(
     }
     // Some kernels let only a tracer write there.
     let detour = Detour::new(procfs::living_thread(pid).unwrap_or(thread), vdso.span);
+    // Whose lock it was before us may have adopted it since we looked.
+    unadopted(pid)?;
 
     let slept_ns = restart::asleep_ns(pid, thread);
     // On a busy machine each step of ours would wait for a turn of the target's.

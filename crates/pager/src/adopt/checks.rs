@@ -36,8 +36,7 @@ pub fn examine(pid: i32) -> Result<(), Error> {
         return Err(Error::NoMemoryOfItsOwn(pid));
     }
     if let Err(traced) = untraced(pid, living) {
-        let own = procfs::threads(pid).is_ok_and(|all| all.iter().any(|&thread| procfs::is_agent(pid, thread)));
-        return Err(if own { Error::AlreadyAdopted(pid) } else { traced });
+        return Err(unadopted(pid).err().unwrap_or(traced));
     }
     match File::open(format!("/proc/{living}/exe")) {
         Ok(mut file) => {
@@ -50,10 +49,16 @@ pub fn examine(pid: i32) -> Result<(), Error> {
         // A deleted or otherwise unreadable program: the registers will tell.
         Err(_) => {}
     }
-    if procfs::threads(pid).is_ok_and(|all| all.iter().any(|&thread| procfs::is_agent(pid, thread))) {
-        return Err(Error::AlreadyAdopted(pid));
-    }
-    Ok(())
+    unadopted(pid)
+}
+
+/// Whether no pager has an agent in it.
+///
+/// # Errors
+/// [`Error::AlreadyAdopted`].
+pub(super) fn unadopted(pid: i32) -> Result<(), Error> {
+    let has_agent = procfs::threads(pid).is_ok_and(|all| all.iter().any(|&thread| procfs::is_agent(pid, thread)));
+    if has_agent { Err(Error::AlreadyAdopted(pid)) } else { Ok(()) }
 }
 
 /// Whether agents are kept seized, out of reach of seccomp filters: that takes `CAP_SYS_ADMIN`.
