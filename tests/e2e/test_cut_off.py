@@ -63,6 +63,8 @@ def test_what_was_given_up_is_heard_of_again(processes, spillway, torture, cut_o
 # Beginnings and ends of ptrace calls in an adoption: those about the borrowed thread, and all. Two calls let it go with its own registers,
 # and its rank is taken back behind them.
 BORROWED, ADOPTION, LETTING_GO = 42, 270, 3
+# Those as an agent leaves.
+DEPARTURE = 38
 # What has been adopted for so long is not being adopted.
 ADOPTED_SECONDS = 15
 
@@ -151,3 +153,12 @@ def test_a_child_that_is_being_adopted_outlives_its_pager(processes, spillway, h
         assert cut_off(family.pager, "ptrace", random.randint(1, ADOPTION))
         family.take_over()
     assert family.end() > 3
+
+
+def test_who_is_being_let_go_outlives_its_pager(processes, spillway, fill, cut_off):  # noqa: F811
+    for moment in random.sample(range(1, DEPARTURE + 1), 12):
+        target = Program(processes, [fill, 16]).ready()
+        pager, _ = begin(processes, spillway, target.pid, "--local", "8M")
+        asks = lambda pid=target.pid: processes.start([spillway.path, "detach", pid], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        assert cut_off(pager, "ptrace", moment, asks)
+        target.ask("verify")
