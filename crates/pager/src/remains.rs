@@ -170,7 +170,10 @@ impl Remains {
         let claim = claim(&estate, pid)?;
         let mut heirs: Vec<Heir> = Vec::new();
         for found in estate.targets() {
-            let lives = procfs::stat(found.pid).is_ok_and(|stat| stat.started == found.started);
+            // Who is passed over loses all that is out of it: not for want of a descriptor of ours.
+            let told = procfs::if_asked(procfs::stat(found.pid))
+                .map_err(|error| Error::System { what: "looking at a process that waits", error })?;
+            let lives = told.is_some_and(|stat| stat.started == found.started);
             if lives && procfs::is_agent(found.pid, found.thread) && may_name(estate.vault(), found.pid) {
                 let tally = tally_of(&heirs, found.tree, found.root, found.share);
                 tally.merges.fetch_or(found.merging != Merging::Untold, Relaxed);
@@ -294,7 +297,8 @@ fn is_nameless(file: &fs::File) -> bool {
 
 /// Whether a thread has ended, or is about to: it has given its descriptors up before it is gone.
 fn has_ended(pid: i32, thread: i32) -> bool {
-    procfs::thread_stat(pid, thread).map_or(true, |stat| stat.is_ending || matches!(stat.state, b'Z' | b'X'))
+    let stat = procfs::thread_stat(pid, thread);
+    stat.as_ref().is_ok_and(|stat| stat.is_ending) || !procfs::is_alive(stat)
 }
 
 /// Whether a thread of a pager makes calls on files of memory, and nothing else.
