@@ -386,7 +386,7 @@ impl Setup {
                 self.unmap(own);
             }
         }
-        if let Some(page) = self.detour.as_ref().filter(|_| !undo).map(Detour::page) {
+        if let Some(page) = self.detour.as_ref().filter(|_| !undo).and_then(Detour::page) {
             // It stands in the agent's code: the target needs no page of its own there any more.
             let own_page = [page.start.0, PAGE_BYTES_U64, bits(libc::MADV_DONTNEED), 0, 0, 0];
             if self.call(libc::SYS_madvise, own_page).is_ok() {

@@ -105,6 +105,8 @@ fn code() -> &'static [u8] {
 pub struct Detour {
     memory: File,
     at: Address,
+    /// Nobody has left anything else there.
+    is_alone: bool,
 }
 
 impl Detour {
@@ -123,7 +125,8 @@ impl Detour {
         // Only now: another may have been killed meanwhile.
         let mut image = vec![0; usize::try_from(vdso.pages() * PAGE_BYTES_U64).ok()?];
         memory.read_exact_at(&mut image, vdso.start.0).ok()?;
-        let detour = Self { memory, at: vdso.start.plus_bytes(free_place(&image)? as u64) };
+        let at = vdso.start.plus_bytes(free_places(&image).next()? as u64);
+        let detour = Self { memory, at, is_alone: free_places(&image).count() == PLACES };
         // Now, so that the page is not copied while a thread stands still.
         detour.forget().ok()?;
         Some(detour)
@@ -186,9 +189,11 @@ impl Detour {
         self.memory.write_all_at(&[0; SAVED_BYTES], self.at.0 + code().len() as u64)
     }
 
-    /// The page that it is on.
-    pub fn page(&self) -> Span {
-        Span::of_pages(Address(self.at.0 / PAGE_BYTES_U64 * PAGE_BYTES_U64), 1)
+    /// The page that it is on, of which the process needs no copy of its own when nobody is on it any more; none if another may still
+    /// have to go that way.
+    pub fn page(&self) -> Option<Span> {
+        let page = Span::of_pages(Address(self.at.0 / PAGE_BYTES_U64 * PAGE_BYTES_U64), 1);
+        self.is_alone.then_some(page)
     }
 
     /// Leaves zeros there. No thread may be on it.
@@ -212,15 +217,15 @@ fn bytes() -> usize {
 }
 
 /// Where in this image of a vDSO there is room for a detour.
-fn free_place(image: &[u8]) -> Option<usize> {
+fn free_places(image: &[u8]) -> impl Iterator<Item = usize> {
     let from = |place: usize| image.len().checked_sub(place * bytes()).filter(|&from| from >= GAP_BYTES);
     let is_zeros = |bytes: &[u8]| bytes.iter().all(|&byte| byte == 0);
     // The same code may be there, as nobody has to go back that way.
-    let is_free = |&from: &usize| {
+    let is_free = move |&from: &usize| {
         let (before, (old, saved)) = (&image[from - GAP_BYTES..from], image[from..][..bytes()].split_at(code().len()));
         is_zeros(before) && (is_zeros(old) || old == code()) && is_zeros(saved)
     };
-    (1..=PLACES).filter_map(from).find(is_free)
+    (1..=PLACES).filter_map(from).filter(is_free)
 }
 
 /// The registers in the order of the code, and where to go on.
@@ -280,13 +285,16 @@ mod tests {
     fn what_somebody_has_left_stays() {
         let mut image = vec![0; 2 * 4096];
         image[..6000].fill(0xcc);
+        let free_place = |image: &[u8]| free_places(image).next();
         let mut places = Vec::new();
+        assert_eq!(free_places(&image).count(), PLACES);
         while let Some(place) = free_place(&image) {
             // What a pager leaves that is killed when nobody has to go back that way any more.
             image[place..][..code().len()].copy_from_slice(code());
             assert_eq!(free_place(&image), Some(place));
             image[place + code().len()] = 1;
             places.push(place);
+            assert!(free_places(&image).count() < PLACES, "its page must not be given back");
         }
         assert_eq!(places.len(), PLACES);
         assert!(places.windows(2).all(|pair| pair[1] + bytes() == pair[0]) && places[PLACES - 1] >= 6000 + GAP_BYTES);
