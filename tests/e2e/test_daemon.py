@@ -1,8 +1,11 @@
 """One pager for all targets of a host: `spillway daemon`, what is asked of it, and what becomes of its targets when it dies."""
 
+import contextlib
+import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import time
 
@@ -367,6 +370,30 @@ def test_a_daemon_that_ends_during_an_adoption_harms_nobody(processes, spillway,
             target.process.kill()
         daemon.process.send_signal(signal.SIGTERM)
         assert daemon.process.wait(20) == 0
+
+
+def test_who_asks_about_many_targets_costs_the_daemon_little_memory(processes, daemon, fill):
+    """Each that is answered at the same time has an arena of the allocator's, which keeps what an answer once took."""
+    daemon.start("--local", "64M")
+    for _ in range(48):
+        daemon.done(op="adopt", pid=Program(processes, [fill, 1]).ready().pid)
+
+    def private_kib():
+        return int(harness.status_field(daemon.pid, "RssAnon").split()[0])
+
+    with contextlib.ExitStack() as asking:
+
+        def asked():
+            connection = asking.enter_context(socket.socket(socket.AF_UNIX))
+            connection.connect(str(daemon.socket))
+            connection.sendall(b'{"op":"stats"}\n')
+            return len(json.loads(asking.enter_context(connection.makefile()).readline())["ok"]["targets"])
+
+        assert asked() == 48
+        before = private_kib()
+        assert [asked() for _ in range(7)] == [48] * 7
+        after = private_kib()
+    assert after - before < 7 * 128, f"{before} KiB became {after}"
 
 
 @pytest.mark.limit(int(CHURN_SECONDS + 80))

@@ -8,8 +8,9 @@
 pub(crate) use crate::request::{Reply, Request};
 
 use crate::lines::{LineError, Lines};
-use crate::service::{Paging, Service};
+use crate::service::{Listing, Paging, Service};
 use crate::{say, sys};
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::io;
 use std::os::fd::AsFd;
@@ -100,15 +101,15 @@ pub(crate) fn answer_all<P: Paging>(lines: &mut Lines, service: &Service<P>, pee
     loop {
         let line = lines.next(limit);
         let _under_way = service.answering();
-        let reply = match line {
+        let sent = match line {
             Ok(line) => match Request::parse(&line) {
                 Ok(Request::Target { .. } | Request::Stopping { .. } | Request::EndRecording)
                     if peer != Peer::Front =>
                 {
-                    Reply::Error("only `spillway run` may say that".into())
+                    lines.send(&Reply::Error("only `spillway run` may say that".into()))
                 }
                 Ok(request) => answer(request, lines, service),
-                Err(why) => Reply::Error(why),
+                Err(why) => lines.send(&Reply::Error(why)),
             },
             Err(error @ (LineError::TooLong | LineError::TimedOut)) => {
                 let _ = lines.send(&Reply::Error(error.to_string()));
@@ -116,7 +117,7 @@ pub(crate) fn answer_all<P: Paging>(lines: &mut Lines, service: &Service<P>, pee
             }
             Err(_) => return,
         };
-        if lines.send(&reply).is_err() {
+        if sent.is_err() {
             return;
         }
     }
@@ -126,11 +127,16 @@ fn reply(done: Result<Value, String>) -> Reply {
     done.map_or_else(Reply::Error, Reply::Ok)
 }
 
-fn answer<P: Paging>(request: Request, lines: &mut Lines, service: &Service<P>) -> Reply {
-    match request {
-        Request::Stats => {
-            serde_json::to_value(service.listing()).map_or_else(|e| Reply::Error(e.to_string()), Reply::Ok)
-        }
+/// What a [`Reply::Ok`] of a listing looks like, written as it is: a [`Value`] of many targets is several times as large, and what the
+/// allocator once had for it stays with the daemon, in an arena for each thread that answers at the same time.
+#[derive(Serialize)]
+struct Listed {
+    ok: Listing,
+}
+
+fn answer<P: Paging>(request: Request, lines: &mut Lines, service: &Service<P>) -> io::Result<()> {
+    let reply = match request {
+        Request::Stats => return lines.send(&Listed { ok: service.listing() }),
         Request::Resize { .. } if service.is_detached() => {
             Reply::Error("this pager has let its processes go: there is nothing to resize".into())
         }
@@ -195,7 +201,8 @@ fn answer<P: Paging>(request: Request, lines: &mut Lines, service: &Service<P>) 
             Some(Err(error)) => Reply::Error(error),
             None => Reply::Error("this pager records nothing".into()),
         },
-    }
+    };
+    lines.send(&reply)
 }
 
 /// Sends a request and waits for its answer; each line of it may take `limit`.
