@@ -5,7 +5,6 @@ use std::time::Instant;
 
 use spillway_core::Page;
 
-use super::Remote;
 use super::evacuate::Carried;
 use super::handles::{self, Handles, State};
 use super::ops::{OpId, Ops, Stage};
@@ -13,20 +12,25 @@ use super::protocol::{Body, Item, Protocol, Refusal};
 use super::refusals;
 use super::requests::Asked;
 use super::server::Link;
+use super::{Remote, name_of};
 use crate::hash::PageHash;
 use crate::pool::OpenErrorKind;
 use crate::{Completion, Handle, StoreError};
 use spillway_codec::unpack;
 
 impl<P: Protocol> Remote<P> {
-    /// Receives from one server and acts on it; an error ends the connection.
+    /// Receives from one server and acts on it, if there may be something to receive; an error ends the connection.
     pub(super) fn serve(
         &mut self,
         at: usize,
         now: Instant,
         done: &mut dyn FnMut(Completion<'_>),
     ) -> Result<(), Refusal> {
-        if !self.servers[at].is_ready() && self.servers[at].advance(self.poller.as_fd(), now)? {
+        if self.servers[at].is_ready() {
+            if !self.servers[at].stirs {
+                return Ok(());
+            }
+        } else if self.servers[at].advance(self.poller.as_fd(), name_of(at), now)? {
             self.write_down(at);
             self.give_up_forgotten(at, done);
         }

@@ -17,6 +17,8 @@ const SENT_BYTES_MAX: usize = 64 << 10;
 /// A connection, or one that is being made.
 pub(crate) struct Connection {
     socket: OwnedFd,
+    /// What the poller calls it.
+    name: u64,
     out: Vec<u8>,
     /// Bytes of `out` that the kernel has taken.
     sent: usize,
@@ -66,17 +68,18 @@ impl From<io::Error> for Ended {
 }
 
 impl Connection {
-    /// Begins to connect.
+    /// Begins to connect; the poller tells of it by this name.
     pub(crate) fn start(
         address: SocketAddr,
         poller: BorrowedFd<'_>,
+        name: u64,
         mut buffers: Buffers,
     ) -> Result<Self, (io::Error, Buffers)> {
         buffers.out.clear();
-        match connect(address, poller) {
+        match connect(address, poller, name) {
             Ok(socket) => {
                 let Buffers { out, input, records } = buffers;
-                Ok(Self { socket, out, sent: 0, input, unused: 0..0, waits_to_send: true, tls: None, records })
+                Ok(Self { socket, name, out, sent: 0, input, unused: 0..0, waits_to_send: true, tls: None, records })
             }
             Err(error) => Err((error.into(), buffers)),
         }
@@ -132,7 +135,7 @@ impl Connection {
             self.waits_to_send = !all;
             let events = if all { EventFlags::IN } else { EventFlags::IN | EventFlags::OUT };
             // Fails only for want of kernel memory, and then the timer tries again.
-            let _ = epoll::modify(poller, &self.socket, EventData::new_u64(0), events);
+            let _ = epoll::modify(poller, &self.socket, EventData::new_u64(self.name), events);
         }
         all
     }
@@ -262,13 +265,13 @@ impl Write for Socket<'_> {
     }
 }
 
-fn connect(address: SocketAddr, poller: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+fn connect(address: SocketAddr, poller: BorrowedFd<'_>, name: u64) -> Result<OwnedFd, Errno> {
     let family = if address.is_ipv4() { net::AddressFamily::INET } else { net::AddressFamily::INET6 };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = net::socket_with(family, SocketType::STREAM, flags, None)?;
     // A request that waits for the answer to the one before would wait for a delayed acknowledgement too.
     sockopt::set_tcp_nodelay(&socket, true)?;
-    epoll::add(poller, socket.as_fd(), EventData::new_u64(0), EventFlags::IN | EventFlags::OUT)?;
+    epoll::add(poller, socket.as_fd(), EventData::new_u64(name), EventFlags::IN | EventFlags::OUT)?;
     match net::connect(&socket, &address) {
         Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
         Err(error) => Err(error),
@@ -290,7 +293,7 @@ mod tests {
         sockopt::set_socket_recv_buffer_size(&listener, 4096).unwrap();
         let poller = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
         let buffers = Buffers::new(vec![0; 4096].into(), BULK_BYTES, None);
-        let started = Connection::start(listener.local_addr().unwrap(), poller.as_fd(), buffers);
+        let started = Connection::start(listener.local_addr().unwrap(), poller.as_fd(), 0, buffers);
         let mut connection = started.map_err(|(error, _)| error).unwrap();
         sockopt::set_socket_send_buffer_size(&connection.socket, 4096).unwrap();
         let (mut peer, _) = listener.accept().unwrap();

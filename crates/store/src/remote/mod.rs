@@ -59,6 +59,12 @@ const TICK_TROUBLED: Duration = Duration::from_millis(20);
 const PATIENCE_MAX: Duration = Duration::from_millis(800);
 /// The least patience with a server, however near the deadline: a busy host may not run it for a while.
 const PATIENCE_MIN: Duration = Duration::from_millis(200);
+/// With so few servers it costs less to receive from all than to ask first from whom there is anything.
+const FEW: usize = 2;
+/// Of how many the poller tells at once; of the others it tells the next time.
+const TOLD_MAX: usize = 32;
+/// What the poller calls what is no server.
+const TIMER: u64 = 0;
 /// How long making a connection may take. A server that others keep busy must not be taken for one that is away.
 const GREETING_MAX: Duration = Duration::from_secs(3);
 
@@ -153,7 +159,7 @@ impl<P: Protocol> Remote<P> {
         let timer = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags).map_err(OpenError::system)?;
         let alarm = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags).map_err(OpenError::system)?;
         for timer in [&timer, &alarm] {
-            epoll::add(&poller, timer, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
+            epoll::add(&poller, timer, epoll::EventData::new_u64(TIMER), epoll::EventFlags::IN)
                 .map_err(OpenError::system)?;
         }
         let mut remote = Self {
@@ -210,6 +216,22 @@ impl<P: Protocol> Remote<P> {
     /// A wait that leaves time for others before the deadline, if that is not very near.
     fn at_most(&self, longest: Duration) -> Duration {
         longest.min((self.settings.deadline / 3).max(PATIENCE_MIN))
+    }
+
+    /// Finds out from which servers there may be something to receive.
+    fn listen(&mut self) {
+        let nothing = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(TIMER) };
+        let (mut told, at_once) = ([nothing; TOLD_MAX], Timespec { tv_sec: 0, tv_nsec: 0 });
+        let all = self.servers.len() <= FEW;
+        let count = if all { Ok(0) } else { epoll::wait(&self.poller, &mut told, Some(&at_once)) };
+        let all = all || count.is_err();
+        self.servers.iter_mut().for_each(|server| server.stirs = all);
+        for event in &told[..count.unwrap_or(0)] {
+            let at = usize::try_from(event.data.u64()).ok().and_then(|name| name.checked_sub(1));
+            if let Some(server) = at.and_then(|at| self.servers.get_mut(at)) {
+                server.stirs = true;
+            }
+        }
     }
 
     fn set_tick(&mut self, tick: Duration) {
@@ -359,6 +381,11 @@ impl<P: Protocol> Remote<P> {
     }
 }
 
+/// What the poller calls the server of this number.
+fn name_of(at: usize) -> u64 {
+    at as u64 + 1
+}
+
 /// Waits until the descriptor is readable.
 pub(crate) fn wait(descriptor: BorrowedFd<'_>, at_most: Duration) {
     let span = Timespec {
@@ -437,6 +464,7 @@ impl<P: Protocol> Store for Remote<P> {
 
     fn progress(&mut self, done: &mut dyn FnMut(Completion<'_>)) {
         let now = Instant::now();
+        self.listen();
         for at in 0..self.servers.len() {
             if let Err(why) = self.serve(at, now, done) {
                 self.disconnect(at, why, now, done);

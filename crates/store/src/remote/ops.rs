@@ -209,6 +209,11 @@ impl Queues {
         Self { demand: queue(), prefetch: queue(), puts: queue() }
     }
 
+    /// Whether nothing waits.
+    pub(crate) fn are_empty(&self) -> bool {
+        self.demand.is_empty() && self.prefetch.is_empty() && self.puts.is_empty()
+    }
+
     /// Where operations of this kind wait.
     pub(crate) fn of(&mut self, kind: Kind) -> &mut VecDeque<OpId> {
         match kind {

@@ -64,6 +64,8 @@ pub(crate) struct Server<P> {
     pub(crate) protocol: P,
     tls: Option<tls::Client>,
     pub(crate) link: Link,
+    /// There may be something to receive.
+    pub(super) stirs: bool,
     pub(crate) queues: Queues,
     /// Pages that it is to forget.
     pub(crate) leaving: List,
@@ -115,6 +117,7 @@ impl<P: Protocol> Server<P> {
             protocol,
             link: Link::Down(Buffers::new(input, 4 * BULK_BYTES, tls.is_some().then_some(INPUT_BYTES)), now),
             tls,
+            stirs: false,
             queues: Queues::new(),
             leaving: List::default(),
             strays: Vec::new(),
@@ -219,8 +222,9 @@ impl<P: Protocol> Server<P> {
         epoch >= self.valid_since
     }
 
-    /// Connects if it is time to, and goes on with the handshake. Returns whether the server just became ready.
-    pub(crate) fn advance(&mut self, poller: BorrowedFd<'_>, now: Instant) -> Result<bool, Refusal> {
+    /// Connects if it is time to, and goes on with the handshake; the poller tells of it by this name. Returns whether the server just
+    /// became ready.
+    pub(crate) fn advance(&mut self, poller: BorrowedFd<'_>, name: u64, now: Instant) -> Result<bool, Refusal> {
         match std::mem::replace(&mut self.link, Link::Changing) {
             Link::Down(buffers, at) if at <= now => {
                 let Some(&address) = self.addresses.get(self.attempts % self.addresses.len().max(1)) else {
@@ -228,7 +232,7 @@ impl<P: Protocol> Server<P> {
                     return Err(unnamed());
                 };
                 self.attempts += 1;
-                match Connection::start(address, poller, buffers) {
+                match Connection::start(address, poller, name, buffers) {
                     Ok(connection) => self.link = Link::Connecting(connection, now),
                     Err((error, buffers)) => {
                         self.link = Link::Down(buffers, now);
@@ -391,7 +395,7 @@ impl<P: Protocol> Server<P> {
 
     /// Encodes and sends what waits, as far as the server's window and the kernel take it.
     pub(crate) fn flush(&mut self, poller: BorrowedFd<'_>, handles: &mut Handles, ops: &mut Ops, now: Instant) {
-        loop {
+        while self.has_something_to_say() {
             self.fill(handles, ops, now);
             let Link::Ready(connection) = &mut self.link else { return };
             if connection.unsent() == 0 {
@@ -402,6 +406,13 @@ impl<P: Protocol> Server<P> {
                 return;
             }
         }
+    }
+
+    /// Of many servers few have, each time that all are looked at.
+    fn has_something_to_say(&self) -> bool {
+        let Link::Ready(connection) = &self.link else { return false };
+        let frees = self.leave_now || self.leaving.len() >= BATCH_MAX;
+        frees || !self.queues.are_empty() || !self.strays.is_empty() || connection.unsent() > 0
     }
 
     fn fill(&mut self, handles: &mut Handles, ops: &mut Ops, now: Instant) {
@@ -437,6 +448,9 @@ impl<P: Protocol> Server<P> {
     }
 
     fn encode_gets(&mut self, urgency: Urgency, handles: &Handles, ops: &mut Ops, now: Instant) -> bool {
+        if self.queues.of(Kind::Get(urgency)).is_empty() {
+            return false;
+        }
         let page_bytes = P::OVERHEAD_BYTES + PAGE_BYTES;
         let room = self.room(page_bytes, urgency == Urgency::Demand);
         let Link::Ready(connection) = &mut self.link else { return false };
@@ -464,6 +478,9 @@ impl<P: Protocol> Server<P> {
     }
 
     fn encode_puts(&mut self, handles: &mut Handles, ops: &mut Ops, now: Instant) -> bool {
+        if self.queues.puts.is_empty() {
+            return false;
+        }
         let page_bytes = P::OVERHEAD_BYTES + PAGE_BYTES;
         let room = self.room(page_bytes, false);
         let Link::Ready(connection) = &mut self.link else { return false };
