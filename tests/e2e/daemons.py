@@ -44,12 +44,17 @@ class Daemon:
         self.process.wait(10)
         self.process.stderr.close()
 
+    def asked(self, **request):
+        """A connection to the control socket over which this was asked, and nothing read yet."""
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(60)
+        connection.connect(str(self.socket))
+        connection.sendall(json.dumps(request).encode() + b"\n")
+        return connection
+
     def ask(self, **request):
         """One request over the control socket; its answers, the last of which is not progress."""
-        with contextlib.closing(socket.socket(socket.AF_UNIX)) as connection:
-            connection.settimeout(60)
-            connection.connect(str(self.socket))
-            connection.sendall(json.dumps(request).encode() + b"\n")
+        with contextlib.closing(self.asked(**request)) as connection:
             answers = []
             for line in connection.makefile():
                 answers.append(json.loads(line))

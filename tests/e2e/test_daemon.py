@@ -5,7 +5,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import time
 
@@ -384,9 +383,7 @@ def test_who_asks_about_many_targets_costs_the_daemon_little_memory(processes, d
     with contextlib.ExitStack() as asking:
 
         def asked():
-            connection = asking.enter_context(socket.socket(socket.AF_UNIX))
-            connection.connect(str(daemon.socket))
-            connection.sendall(b'{"op":"stats"}\n')
+            connection = asking.enter_context(daemon.asked(op="stats"))
             return len(json.loads(asking.enter_context(connection.makefile()).readline())["ok"]["targets"])
 
         assert asked() == 48
