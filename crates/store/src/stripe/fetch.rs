@@ -13,7 +13,7 @@ use super::jobs::{Direct, HEDGED_ONE_IN, JOBS_MAX, Job, Purpose, Step, Want};
 use super::members::{Members, Presence};
 use super::table::Place;
 use super::watch::SUSPECT_AFTER;
-use super::{Core, LOOK, Origin, Putting, WIDTH_MAX};
+use super::{Core, LOOK, Origin, Putting, SOON, WIDTH_MAX};
 use crate::{Completion, Got, Handle, StoreError, Urgency};
 
 impl Core {
@@ -318,7 +318,7 @@ impl Core {
             Purpose::Move(handle) => {
                 self.end(job);
                 // The next one may begin.
-                self.look_by(now);
+                self.look_by(now + SOON);
                 let origin = Origin::Moved(of.place);
                 match result.and_then(|()| self.open_fill(members, origin, now)) {
                     Ok(fill) => {

@@ -77,6 +77,9 @@ impl Shape {
 /// How often upkeep is looked after while there is any, and what waits for room is tried again.
 const LOOK: Duration = Duration::from_millis(20);
 
+/// When what nobody waits for goes on, if nothing else happens before: an alarm of its own would disturb those who wait.
+const SOON: Duration = Duration::from_millis(1);
+
 /// What a put of a chunk was for.
 #[derive(Clone, Copy)]
 enum Putting {

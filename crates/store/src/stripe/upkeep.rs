@@ -10,7 +10,7 @@ use super::jobs::Purpose;
 use super::members::{Members, Presence};
 use super::pace::Budget;
 use super::table::{Lives, Place, State};
-use super::{Core, DATA_MAX, LOOK, Shape};
+use super::{Core, DATA_MAX, LOOK, SOON, Shape};
 use crate::{Handle, Urgency};
 use spillway_core::Page;
 
@@ -286,7 +286,7 @@ impl Core {
         match self.begin(place, purpose, Urgency::Prefetch, now) {
             Some(job) => {
                 self.jobs.queue(job);
-                self.look_by(now);
+                self.look_by(if purpose == Purpose::Rebuild { now } else { now + SOON });
                 true
             }
             None => false,

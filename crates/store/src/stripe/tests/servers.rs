@@ -77,6 +77,8 @@ pub(super) struct World {
     /// Puts whose connection ended.
     broken: Vec<u32>,
     wake_at: Option<Instant>,
+    /// How often it was time to wake up.
+    pub(super) alarms: u32,
     next: u32,
     random: u64,
 }
@@ -91,6 +93,7 @@ impl World {
             answers: Vec::new(),
             broken: Vec::new(),
             wake_at: None,
+            alarms: 0,
             next: 0,
             random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
         }
@@ -281,6 +284,7 @@ impl World {
         }
         if self.wake_at.is_some_and(|at| at <= now) {
             self.wake_at = None;
+            self.alarms += 1;
         }
     }
 }
