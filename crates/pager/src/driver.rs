@@ -263,6 +263,9 @@ impl Driver {
         if timeout != Some(0) {
             self.publish();
         }
+        if self.journeys.are_under_way() {
+            self.look_while_waiting();
+        }
         let since = now_ns();
         // While pages are on their way, waiting says nothing of where the faulting thread is.
         let owes = self.journeys.are_under_way();
@@ -427,8 +430,7 @@ impl Driver {
         } else if !busy {
             self.drop_staged();
             self.untidy = self.hands.store.tidy();
-            // Also of a program to which nothing comes home.
-            self.lay_others_down();
+            self.look_at_rest();
         }
     }
 

@@ -26,6 +26,10 @@ const BLOCK: usize = 16;
 /// Pages whose copies the store is asked about for each page that comes home, where some of them are a burden to it. So each is asked about
 /// several times before it leaves: the sooner a copy goes, the more it saves.
 const LOOKS_PER_PAGE: usize = 16;
+/// Looks that are made at a time while an answer is waited for, some microseconds.
+const LOOKS_AT_A_TIME: usize = 4 * LOOKS_PER_PAGE;
+/// Looks that are put off until then.
+const LOOKS_OWED_MAX: usize = 64 * LOOKS_PER_PAGE;
 const _: () = assert!(BLOCK as u64 == BLOCK_PAGES_MAX);
 
 /// A block on its way from the store.
@@ -59,6 +63,8 @@ pub(super) struct Journeys {
     writes: HashMap<HandleBits, PageIndex>,
     /// The store moves pages, to win back room: copies may be a burden to it.
     has_burdens: bool,
+    /// Looks for such copies that are put off.
+    looks_owed: usize,
 }
 
 impl Journeys {
@@ -74,6 +80,7 @@ impl Journeys {
             blocks: pages(blocks),
             writes: HashMap::with_capacity(writes),
             has_burdens: store.protection().is_some(),
+            looks_owed: 0,
         }
     }
 
@@ -364,14 +371,32 @@ impl Driver {
         if let Some(handle) = handle.filter(is_burden) {
             self.core.forgo(page, handle);
         }
-        self.lay_others_down();
+        self.journeys.looks_owed += LOOKS_PER_PAGE;
+        if self.journeys.looks_owed > LOOKS_OWED_MAX {
+            self.journeys.looks_owed = LOOKS_OWED_MAX;
+            self.lay_others_down(LOOKS_PER_PAGE);
+        }
     }
 
-    /// Gives up copies of some pages that are at home, where they are a burden to the store.
-    pub(super) fn lay_others_down(&mut self) {
+    /// Makes up for looks that were put off: nobody waits for them while an answer is on its way.
+    pub(super) fn look_while_waiting(&mut self) {
+        let looks = self.journeys.looks_owed.min(LOOKS_AT_A_TIME);
+        if looks > 0 {
+            self.journeys.looks_owed -= looks;
+            self.lay_others_down(looks);
+        }
+    }
+
+    /// Looks at some pages that are at home, and gives up their copies where they are a burden to the store.
+    fn lay_others_down(&mut self, looks: usize) {
         let store = &mut self.hands.store;
         if store.has_burdens() {
-            self.core.forgo_clean(LOOKS_PER_PAGE, |bits| store.is_burden(to_handle(bits)));
+            self.core.forgo_clean(looks, |bits| store.is_burden(to_handle(bits)));
         }
+    }
+
+    /// The same of a program to which nothing comes home.
+    pub(super) fn look_at_rest(&mut self) {
+        self.lay_others_down(LOOKS_PER_PAGE);
     }
 }

@@ -15,15 +15,15 @@ impl Core {
     pub(super) fn kept(&mut self, chunk: Handle, result: Result<(), StoreError>, now: Instant) {
         match self.puts.remove(&chunk) {
             Some(Putting::Fill(fill, position)) => {
-                let fill = &mut self.fills[usize::from(fill)];
-                let at = usize::from(position);
+                let (fill, at) = (usize::from(fill), usize::from(position));
+                let of = &mut self.fills[fill];
                 if result.is_ok() {
-                    fill.chunks[at] = Chunk::Acked(chunk);
-                    fill.news = true;
+                    of.chunks[at] = Chunk::Acked(chunk);
+                    self.news |= 1 << fill;
                     self.counts.chunks_put += 1;
-                    self.watch.answered(fill.members[at]);
+                    self.watch.answered(of.members[at]);
                 } else {
-                    fill.chunks[at] = Chunk::Unsent;
+                    of.chunks[at] = Chunk::Unsent;
                     self.look_by(now);
                 }
             }
@@ -49,8 +49,8 @@ impl Core {
     pub(super) fn settle(&mut self, members: &mut dyn Members, fill: usize, done: &mut dyn FnMut(Completion<'_>)) {
         let now = members.now();
         self.doubt(members, fill, now);
-        let from = &mut self.fills[fill];
-        from.news = false;
+        self.news &= !(1 << fill);
+        let from = &self.fills[fill];
         if from.row.is_none() {
             return;
         }

@@ -48,6 +48,7 @@ impl Core {
                 self.counts.rebuilding = self.jobs.rebuilding as u64;
             }
         }
+        self.jobs.begun = true;
         self.look_by(now + self.latency.p99());
         Some(job)
     }
@@ -376,6 +377,10 @@ impl Core {
     /// What is overdue is made out of others; who leaves something unanswered for long is suspected.
     pub(super) fn watch_jobs(&mut self, now: Instant) {
         let p99 = self.latency.p99();
+        if std::mem::take(&mut self.jobs.begun) {
+            // The next one probably begins before that. An alarm that is set already need not be set anew for it.
+            self.look_by(now + p99);
+        }
         for at in 0..self.jobs.wants.len() {
             let want = self.jobs.wants[at];
             let waited = now.saturating_duration_since(want.since);

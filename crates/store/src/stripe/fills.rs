@@ -23,6 +23,7 @@ use crate::{Handle, StoreError};
 
 /// Chunks in rows that are being written: 1 MiB, as much as connections have on their way.
 pub(super) const CHUNKS_MAX: usize = 256;
+const _: () = assert!(CHUNKS_MAX / 2 <= u128::BITS as usize, "a row has two chunks at the least");
 /// How long a row waits for more pages. Longer than evicting a batch takes; a fork waits for it.
 const LINGER: Duration = Duration::from_millis(5);
 /// The same for pages that are moved, for which nobody waits.
@@ -56,8 +57,6 @@ pub(super) struct Fill {
     /// Parity chunks that find a member.
     pub(super) parity: u8,
     pub(super) closed: bool,
-    /// Something has become of its chunks.
-    pub(super) news: bool,
     pub(super) failed: Option<StoreError>,
     pub(super) opened: Instant,
     pub(super) moves: bool,
@@ -76,7 +75,6 @@ impl Fill {
             planned: 0,
             parity: 0,
             closed: false,
-            news: false,
             failed: None,
             opened: now,
             moves: false,
@@ -86,10 +84,6 @@ impl Fill {
             members: [0; WIDTH_MAX],
             pages: vec![[0; PAGE_BYTES]; shape.width()].into(),
         }
-    }
-
-    pub(super) fn has_news(&self) -> bool {
-        self.news
     }
 
     fn linger(&self) -> Duration {
@@ -150,7 +144,7 @@ impl Core {
         let row = self.rows.insert().ok_or(StoreError::Full)?;
         let to = &mut self.fills[fill];
         (to.row, to.length, to.planned, to.parity) = (Some(row), 0, layout.data, layout.parity);
-        (to.closed, to.news, to.failed, to.opened, to.moves) = (false, false, None, now, moves);
+        (to.closed, to.failed, to.opened, to.moves) = (false, None, now, moves);
         to.members = layout.members;
         to.chunks = [Chunk::Absent; WIDTH_MAX];
         to.entries = [None; DATA_MAX];
@@ -191,7 +185,7 @@ impl Core {
         let to = &mut self.fills[fill];
         self.open[usize::from(to.moves)] = None;
         to.closed = true;
-        to.news = true;
+        self.news |= 1 << fill;
         let data = usize::from(to.length);
         #[cfg(test)]
         let data = if self.mutation == Some(Mutation::StaleParity) && data > 1 { data - 1 } else { data };
@@ -233,12 +227,12 @@ impl Core {
                 Some(member) => to.members[at] = member,
                 None if missing < self.shape.parity.min(away) => {
                     to.chunks[at] = Chunk::Missing;
-                    to.news = true;
+                    self.news |= 1 << fill;
                     return;
                 }
                 None => {
                     to.failed = Some(if away > 0 { StoreError::Unavailable } else { StoreError::Full });
-                    to.news = true;
+                    self.news |= 1 << fill;
                     self.look_by(now);
                     return;
                 }
@@ -275,7 +269,7 @@ impl Core {
             }
             None if are_enough => {
                 of.failed = Some(StoreError::Unavailable);
-                of.news = true;
+                self.news |= 1 << fill;
             }
             None => {}
         }

@@ -92,6 +92,8 @@ pub(super) struct Jobs {
     /// Some need what is not to be had now.
     pub(super) later: bool,
     pub(super) hedges: f64,
+    /// One has begun since they were looked at.
+    pub(super) begun: bool,
     /// Jobs of upkeep.
     pub(super) background: usize,
     pub(super) rebuilding: usize,
@@ -113,6 +115,7 @@ impl Jobs {
             todo: Vec::with_capacity(JOBS_MAX),
             later: false,
             hedges: 0.0,
+            begun: false,
             background: 0,
             rebuilding: 0,
         }

@@ -115,6 +115,8 @@ struct Core {
     pages: Pages,
     rows: Rows,
     fills: Vec<Fill>,
+    /// Fills of whose chunks something has become, bit by bit.
+    news: u128,
     /// The rows that new pages and moved pages go to.
     open: [Option<u8>; 2],
     jobs: Jobs,
@@ -153,6 +155,7 @@ impl Stripes {
             pages,
             rows,
             fills: (0..fills).map(|_| Fill::new(shape, now)).collect(),
+            news: 0,
             open: [None; 2],
             jobs: Jobs::new(shape),
             puts: HashMap::with_capacity(2 * fills::CHUNKS_MAX),
@@ -396,8 +399,8 @@ impl Core {
                     Step::Here => self.finish(members, job, Ok(()), now, done),
                     Step::Failed(error) => self.finish(members, job, Err(error), now, done),
                 }
-            } else if let Some(fill) = self.fills.iter().position(Fill::has_news) {
-                self.settle(members, fill, done);
+            } else if self.news != 0 {
+                self.settle(members, self.news.trailing_zeros() as usize, done);
             } else {
                 return;
             }

@@ -8,9 +8,9 @@ const SAMPLES: u32 = 2048;
 const SAMPLES_MIN: u32 = 64;
 /// What is waited for before anything is known.
 const UNKNOWN: Duration = Duration::from_millis(5);
-/// While pages are asked for there is an alarm as often as this, and each takes some ten microseconds from whoever waits
-/// for a page then (docs/bench/0012). A member that is merely busy is not helped by more work either.
-const SHORTEST: Duration = Duration::from_millis(1);
+/// While pages are asked for there is an alarm as often as this, and each takes tens of microseconds from whoever waits for
+/// a page then (docs/decisions/0020). A member that is merely busy is not helped by more work either.
+const SHORTEST: Duration = Duration::from_millis(2);
 const LONGEST: Duration = Duration::from_millis(100);
 
 /// Times from a question to its answer; buckets are a quarter of a power of two, from a microsecond on.

@@ -26,7 +26,7 @@ const REBUILT_PER_SECOND: f64 = 25_600.0;
 const COMPACTED_PER_SECOND: f64 = 256.0;
 /// The same for each page that is put or got: so much that parity for four costs less than 1.3 times the bytes on the network where
 /// half of all accesses write (docs/bench/0012).
-const COMPACTED_PER_PAGE: f64 = 0.175;
+const COMPACTED_PER_PAGE: f64 = 0.165;
 /// Pages put again, over which it is told how many are as they were.
 const RETURNS: f64 = 256.0;
 /// How much more than rows without holes would need is left as it is: a thirteenth.

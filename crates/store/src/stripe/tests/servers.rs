@@ -77,7 +77,7 @@ pub(super) struct World {
     /// Puts whose connection ended.
     broken: Vec<u32>,
     wake_at: Option<Instant>,
-    /// How often it was time to wake up.
+    /// How often that was set anew.
     pub(super) alarms: u32,
     next: u32,
     random: u64,
@@ -284,7 +284,6 @@ impl World {
         }
         if self.wake_at.is_some_and(|at| at <= now) {
             self.wake_at = None;
-            self.alarms += 1;
         }
     }
 }
@@ -424,7 +423,9 @@ impl Members for Simulated {
 
     fn wake_at(&mut self, at: Instant) {
         let mut world = self.world();
-        world.wake_at = Some(world.wake_at.map_or(at, |set| set.min(at)));
+        if world.wake_at.is_none_or(|set| set > at) {
+            (world.wake_at, world.alarms) = (Some(at), world.alarms + 1);
+        }
     }
 
     fn inherit(&mut self, chunk: Handle) -> bool {
