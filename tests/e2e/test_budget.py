@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import subprocess
+import sys
 import threading
 import time
 
@@ -35,6 +36,17 @@ def test_what_a_move_does_not_tell_of_is_not_lost(processes, spillway, build):
 def limit(budget, programs=1):
     """What the kernel may count under a budget: pages that no pager takes come on top, a little for each program."""
     return int(budget * PEAK_ALLOWANCE) + programs * SMALL_UNMANAGED_BYTES
+
+
+def test_what_a_pool_keeps_is_told_with_its_copies_of_local_pages(spillway):
+    """Once the summary said that 86 MiB of noise were stored in 122: what is kept for local pages was in the second figure alone."""
+    noise = "import os, sys; data = bytearray(os.urandom(48 << 20)); [sum(data[::4096]) for _ in range(3)]"
+    pool = "local:?compress=none&dedupe=0"
+    done = spillway.run([sys.executable, "-c", noise], "32M", "--pool", pool).must_succeed()
+    stats = done.stats
+    kept, taken = stats["kept_bytes"], stats["stored_compressed_bytes"]
+    assert 16 * MIB < stats["stored_bytes"] < kept and kept <= taken < 1.02 * kept, stats
+    assert " stored, " in done.err and " with copies of local pages in " in done.err, done.err
 
 
 class Reported(threading.Thread):

@@ -14,9 +14,10 @@ use std::path::Path;
 /// The line at the end of a run.
 pub(crate) fn summary(of: &Snapshot) -> String {
     format!(
-        "peak {} local, {} stored in {}, {} faults, p50 {:.1} us, p99 {:.1} us",
+        "peak {} local, {} stored, {} with copies of local pages in {}, {} faults, p50 {:.1} us, p99 {:.1} us",
         Bytes(of.burst_peak_bytes),
         Bytes(of.stored_bytes),
+        Bytes(of.kept_bytes),
         Bytes(of.stored_compressed_bytes),
         of.faults,
         of.fault_us.p50,

@@ -148,7 +148,7 @@ pub(crate) struct Service<P = Pager> {
     /// Requests that were read and whose answers are not yet sent.
     answering: AtomicUsize,
     /// The most that was seen in the pool, and what the pool kept for it.
-    stored_peak: Mutex<(u64, u64)>,
+    stored_peak: Mutex<(u64, u64, u64)>,
     /// Where its pages are, as anyone may read it; empty where nobody is to know.
     pool: String,
     /// Where this is a daemon.
@@ -198,7 +198,7 @@ impl<P: Paging> Service<P> {
             detachment: Mutex::new(Detachment::None),
             recorder: Mutex::new(None),
             answering: AtomicUsize::new(0),
-            stored_peak: Mutex::new((0, 0)),
+            stored_peak: Mutex::new((0, 0, 0)),
             pool: String::new(),
             host: None,
         }
@@ -260,10 +260,10 @@ impl<P: Paging> Service<P> {
         let mut now = Snapshot { pid: self.target(), ..self.pager.snapshot() };
         let mut peak = self.stored_peak.lock().unwrap_or_else(PoisonError::into_inner);
         if now.stored_bytes >= peak.0 {
-            *peak = (now.stored_bytes, now.stored_compressed_bytes);
+            *peak = (now.stored_bytes, now.kept_bytes, now.stored_compressed_bytes);
         }
         if now.processes == 0 || self.is_detached() {
-            (now.stored_bytes, now.stored_compressed_bytes) = *peak;
+            (now.stored_bytes, now.kept_bytes, now.stored_compressed_bytes) = *peak;
         }
         now
     }
@@ -413,7 +413,14 @@ mod tests {
 
         fn snapshot(&self) -> Snapshot {
             let (stored, processes) = *self.stored.lock().expect("sound");
-            Snapshot { stored_bytes: stored, stored_compressed_bytes: stored / 2, processes, ..Snapshot::default() }
+            let kept = (stored, stored * 2, stored / 2);
+            Snapshot {
+                stored_bytes: kept.0,
+                kept_bytes: kept.1,
+                stored_compressed_bytes: kept.2,
+                processes,
+                ..Snapshot::default()
+            }
         }
         fn set_local(&self, _: Local) {}
         fn change_replacement(&self, _: &mut dyn FnMut(&mut Settings)) {}
@@ -454,7 +461,10 @@ mod tests {
         for (state, expected) in [((10, 1), 10), ((30, 1), 30), ((20, 2), 20), ((0, 0), 30), ((0, 0), 30)] {
             *service.pager.stored.lock().expect("sound") = state;
             let now = service.snapshot();
-            assert_eq!((now.stored_bytes, now.stored_compressed_bytes), (expected, expected / 2));
+            assert_eq!(
+                (now.stored_bytes, now.kept_bytes, now.stored_compressed_bytes),
+                (expected, expected * 2, expected / 2)
+            );
         }
     }
 

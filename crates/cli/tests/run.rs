@@ -93,6 +93,7 @@ fn statistics_are_written_with_the_programs_end() {
         "touched_bytes",
         "local_peak_bytes",
         "stored_bytes",
+        "kept_bytes",
         "stored_compressed_bytes",
         "faults",
         "zero_fills",

@@ -134,7 +134,9 @@ pub struct Snapshot {
     pub block: String,
     /// Pages whose only copy is in the pool, times 4 KiB.
     pub stored_bytes: u64,
-    /// What the pool keeps for all of its pages, after compression and sharing.
+    /// Pages that the pool keeps, times 4 KiB: those, and copies of local pages that have not changed since.
+    pub kept_bytes: u64,
+    /// What all of these take in the pool, after compression and sharing.
     pub stored_compressed_bytes: u64,
     /// Faults served.
     pub faults: u64,
