@@ -263,7 +263,7 @@ impl Driver {
         if timeout != Some(0) {
             self.publish();
         }
-        if self.journeys.are_under_way() {
+        if self.journeys.are_under_way() && timeout != Some(0) {
             self.look_while_waiting();
         }
         let since = now_ns();

@@ -371,7 +371,7 @@ impl Core {
             Completion::Put { handle, result } => self.kept(handle, result, now),
         });
         // How members are is spread over much memory, and hardly ever news. Who has gone is told of by their timer as well.
-        if now >= self.next_watch {
+        if now >= self.next_watch || !self.watch.knows_all(members) {
             self.next_watch = now + SOON;
             if self.watch.look(members, now) {
                 self.upkeep.awake(now);

@@ -77,6 +77,11 @@ impl Watch {
         changed
     }
 
+    /// Whether none has come that was never looked at.
+    pub(super) fn knows_all(&self, members: &dyn Members) -> bool {
+        usize::from(members.count()) == self.members.len()
+    }
+
     /// Whether it could be asked when it was last looked at.
     pub(super) fn is_ready(&self, member: u8) -> bool {
         self.members[usize::from(member)].known.ready

@@ -123,6 +123,19 @@ fn reads_that_are_answered_in_time_set_off_few_alarms() {
 }
 
 #[test]
+fn a_member_that_comes_just_after_the_others_were_looked_at_is_known() {
+    let mut model = Model::new(Setting { entries: 200, steps: 0, ..setting(1, Weather::Survivable) }, 1);
+    for at in 0..8 {
+        model.stripes.progress(&mut |_| {});
+        model.world.lock().unwrap().servers.push(servers::Server::in_domain(16 + at));
+        model.stripes.progress(&mut |_| {});
+        model.put(at);
+    }
+    model.until("all is kept", |model| model.stripes.core.is_written_out());
+    model.read_all();
+}
+
+#[test]
 fn moving_pages_sets_off_few_alarms() {
     let mut model = Model::new(Setting { entries: 800, steps: 0, ..setting(1, Weather::Survivable) }, 1);
     model.fill();
