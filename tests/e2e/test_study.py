@@ -47,10 +47,15 @@ def cases(report, policy):
 def test_an_ordinary_trace_has_the_faults_of_its_run(spillway, rounds, tmp_path):
     trace = tmp_path / "u.trace"
     argv = [rounds, 8192, 8192, "uniform", 300_000, 0]
-    done = spillway.cli("trace", "--local", "16M", "-o", trace, "--", *argv)
-    assert (done.returncode, done.stdout) == (0, "READY\nOK\n"), done.stderr
-    faults = int(re.search(r"(\d+) faults", done.stderr).group(1))
-    recorded = references(done)
+    # On a busy machine a short program may be over before the pager has found it.
+    for _ in range(5):
+        done = spillway.cli("trace", "--local", "16M", "-o", trace, "--", *argv)
+        assert (done.returncode, done.stdout) == (0, "READY\nOK\n"), done.stderr
+        faults = int(re.search(r"(\d+) faults", done.stderr).group(1))
+        recorded = references(done)
+        if faults > 0:
+            break
+    assert faults > 0, done.stderr
     # A fault in a mapping that is not known yet, or for a page on its way, has no page of its own.
     assert 0.95 * faults <= recorded <= faults
     report = told(spillway.cli("sim", "--json", "--local", "8M,16M", trace))
