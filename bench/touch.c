@@ -110,6 +110,9 @@ int main(int argc, char **argv) {
     madvise(memory, pages * PAGE, MADV_NOHUGEPAGE);
     if (order == 'z') zipf_prepare();
 
+    // Who asks while memory is filled is answered afterwards.
+    signal(SIGUSR1, ask);
+    signal(SIGTERM, ask);
     uint64_t began = now_ns();
     for (uint64_t p = 0; p < pages; p++) {
         uint64_t *page = memory + p * WORDS;
@@ -120,8 +123,6 @@ int main(int argc, char **argv) {
     double populate_us = (double)(now_ns() - began) / 1e3 / (double)pages;
 
     uint64_t wrong = 0, dice = 1;
-    signal(SIGUSR1, ask);
-    signal(SIGTERM, ask);
     begin_window();
     for (uint64_t i = 0; i < accesses && !ended; i++) {
         if (asked) {
