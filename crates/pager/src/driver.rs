@@ -59,7 +59,7 @@ use eviction::{WRITES_PER_TURN, Yield};
 use hands::{Hands, index, to_handle};
 pub use held_up::DEPUTY_NAME;
 use held_up::Deputy;
-use journeys::Journeys;
+use journeys::{Journeys, LOOKS_PER_PAGE};
 use release::Release;
 pub use start::Wires;
 pub use takeover::{CommonsHeir, Heir, Heirs, YoungHeir};
@@ -430,7 +430,8 @@ impl Driver {
         } else if !busy {
             self.drop_staged();
             self.untidy = self.hands.store.tidy();
-            self.look_at_rest();
+            // Also of a program to which nothing comes home.
+            self.lay_others_down(LOOKS_PER_PAGE);
         }
     }
 

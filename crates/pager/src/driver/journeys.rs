@@ -25,7 +25,7 @@ const WRITES: usize = 2048;
 const BLOCK: usize = 16;
 /// Pages whose copies the store is asked about for each page that comes home, where some of them are a burden to it. So each is asked about
 /// several times before it leaves: the sooner a copy goes, the more it saves.
-const LOOKS_PER_PAGE: usize = 16;
+pub(super) const LOOKS_PER_PAGE: usize = 16;
 /// Looks that are made at a time while an answer is waited for, some microseconds.
 const LOOKS_AT_A_TIME: usize = 4 * LOOKS_PER_PAGE;
 /// Looks that are put off until then.
@@ -388,15 +388,10 @@ impl Driver {
     }
 
     /// Looks at some pages that are at home, and gives up their copies where they are a burden to the store.
-    fn lay_others_down(&mut self, looks: usize) {
+    pub(super) fn lay_others_down(&mut self, looks: usize) {
         let store = &mut self.hands.store;
         if store.has_burdens() {
             self.core.forgo_clean(looks, |bits| store.is_burden(to_handle(bits)));
         }
-    }
-
-    /// The same of a program to which nothing comes home.
-    pub(super) fn look_at_rest(&mut self) {
-        self.lay_others_down(LOOKS_PER_PAGE);
     }
 }

@@ -127,8 +127,6 @@ struct Core {
     counts: Protection,
     scratch: Box<Page>,
     next_look: Instant,
-    /// Members are not looked at before.
-    next_watch: Instant,
     random: u64,
     #[cfg(test)]
     mutation: Option<Mutation>,
@@ -167,7 +165,6 @@ impl Stripes {
             counts: Protection::default(),
             scratch: Box::new([0; PAGE_BYTES]),
             next_look: now,
-            next_watch: now,
             random: u64::from(std::process::id()) | 1 << 40,
             #[cfg(test)]
             mutation: None,
@@ -370,13 +367,9 @@ impl Core {
             Completion::Got { handle, page } => self.heard(handle, page, now, done),
             Completion::Put { handle, result } => self.kept(handle, result, now),
         });
-        // How members are is spread over much memory, and hardly ever news. Who has gone is told of by their timer as well.
-        if now >= self.next_watch || !self.watch.knows_all(members) {
-            self.next_watch = now + SOON;
-            if self.watch.look(members, now) {
-                self.upkeep.awake(now);
-                self.look_by(now);
-            }
+        if self.watch.look(members, now) {
+            self.upkeep.awake(now);
+            self.look_by(now);
         }
         if now >= self.next_look {
             self.next_look = now + LOOK * 100;

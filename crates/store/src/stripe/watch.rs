@@ -12,10 +12,13 @@ pub(super) const SUSPECT_AFTER: Duration = Duration::from_millis(50);
 pub(super) const SILENT_AFTER: Duration = Duration::from_millis(500);
 /// How long suspicion lasts if nothing is heard; any answer ends it.
 const SUSPECTED_FOR: Duration = Duration::from_secs(1);
+/// How members are is spread over much memory, and hardly ever news. Who has gone is told of by their timer as well.
+const LOOKED_AT_EVERY: Duration = Duration::from_millis(1);
 
 /// What is remembered of members.
 pub(super) struct Watch {
     members: Vec<Watched>,
+    next_look: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -29,7 +32,7 @@ impl Watch {
     pub(super) fn new(members: usize) -> Self {
         let mut watched = Vec::with_capacity(usize::from(u8::MAX));
         watched.resize(members, Watched::default());
-        Self { members: watched }
+        Self { members: watched, next_look: None }
     }
 
     pub(super) fn suspect(&mut self, member: u8, now: Instant) {
@@ -64,10 +67,16 @@ impl Watch {
         self.members[usize::from(member)].suspected_until.is_some_and(|until| now < until)
     }
 
-    /// Takes note of how members are. Returns whether one has come, gone, or forgotten what it had.
+    /// Takes note of how members are, unless that was just done and none has come since. Returns whether one has come, gone, or
+    /// forgotten what it had.
     pub(super) fn look(&mut self, members: &dyn Members, now: Instant) -> bool {
+        let count = usize::from(members.count());
+        if count == self.members.len() && self.next_look.is_some_and(|at| now < at) {
+            return false;
+        }
+        self.next_look = Some(now + LOOKED_AT_EVERY);
         let mut changed = false;
-        self.members.resize(usize::from(members.count()), Watched::default());
+        self.members.resize(count, Watched::default());
         for (member, watched) in (0..members.count()).zip(&mut self.members) {
             let health = members.health(member, now);
             let known = std::mem::replace(&mut watched.known, health);
@@ -75,11 +84,6 @@ impl Watch {
             changed |= seen(health) != seen(known);
         }
         changed
-    }
-
-    /// Whether none has come that was never looked at.
-    pub(super) fn knows_all(&self, members: &dyn Members) -> bool {
-        usize::from(members.count()) == self.members.len()
     }
 
     /// Whether it could be asked when it was last looked at.

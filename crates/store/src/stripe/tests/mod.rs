@@ -111,14 +111,13 @@ fn a_page_that_is_put_as_it_is_moves_without_being_read() {
 fn reads_that_are_answered_in_time_set_off_few_alarms() {
     let mut model = Model::new(Setting { entries: 200, steps: 0, ..setting(1, Weather::Survivable) }, 1);
     model.fill();
-    let alarms = |model: &Model| model.world.lock().unwrap().alarms;
-    let (since, before) = (model.now(), alarms(&model));
+    let (since, before) = (model.now(), model.alarms());
     for at in (0..4000).map(|at| at % 200) {
         model.get(at, Urgency::Demand);
         model.until("it is answered", Model::is_answered);
     }
     let took_ms = (model.now() - since).as_millis();
-    let alarms = u128::from(alarms(&model) - before);
+    let alarms = u128::from(model.alarms() - before);
     assert!(took_ms > 500 && alarms <= took_ms + took_ms / 4, "{alarms} in {took_ms} ms");
 }
 
@@ -140,10 +139,9 @@ fn moving_pages_sets_off_few_alarms() {
     let mut model = Model::new(Setting { entries: 800, steps: 0, ..setting(1, Weather::Survivable) }, 1);
     model.fill();
     (0..800).filter(|at| at % 4 > 0).for_each(|at| model.free(at));
-    let alarms = |model: &Model| model.world.lock().unwrap().alarms;
-    let before = alarms(&model);
+    let before = model.alarms();
     model.until("they have moved", |model| model.stripes.core.counts.moved_pages >= 150);
-    let alarms = alarms(&model) - before;
+    let alarms = model.alarms() - before;
     assert!(alarms < 150, "{alarms} for 150 pages");
 }
 

@@ -116,6 +116,11 @@ impl Model {
         self.world.lock().unwrap().now
     }
 
+    /// How often an alarm was set.
+    pub(super) fn alarms(&self) -> u32 {
+        self.world.lock().unwrap().alarms
+    }
+
     fn entry(&self) -> usize {
         usize::try_from(self.below(self.table.len() as u64)).unwrap()
     }
