@@ -11,7 +11,7 @@ from harness import MIB, PEAK_ALLOWANCE, eventually, thread_stats
 from mechanics import NONZERO, Program, registered
 from test_daemon import daemon  # noqa: F401
 from test_shared import PAGES_A_MIB, SECONDS, SHARED, native_family, seed, sharers  # noqa: F401
-from test_takeover import PAUSE_MILLISECONDS, STOLEN_SECONDS, begin, end, milliseconds, nothing_of_ours, url_of
+from test_takeover import STOLEN_SECONDS, begin, end, nothing_of_ours, url_of
 
 # Where pagers are killed: a child that is just being adopted is killed with it (docs/SHARED.md). How many of them may be.
 SPARED = "with=killed"
@@ -59,27 +59,6 @@ def test_pagers_killed_again_and_again(processes, spillway, servers, native_fami
     whole.end()
     # Others run beside it: how long that takes at rest is judged by test_takeover.py.
     assert len(stalls) >= 5 and max(stalls) < STOLEN_SECONDS and lost <= KILLED_MAX, (stalls, lost)
-
-
-def test_upgrade_while_it_works(processes, spillway, native_family):
-    whole = native_family("memfd", 64, 3, 6, seed())
-    whole.local = 16
-    pager, _ = begin(processes, spillway, whole.pid, "--local", "16M", SHARED)
-    eventually(whole.is_within_budget, "most of it to leave")
-    whole.program.tell("go")
-    pauses = []
-    for _ in range(5):
-        time.sleep(0.5)
-        old, (pager, line) = pager, begin(processes, spillway, whole.pid, verb="upgrade")
-        assert old.wait(10) == 0
-        pauses.append(milliseconds(line))
-    print(f"upgrades took {pauses} ms")
-    assert min(pauses) < PAUSE_MILLISECONDS, pauses
-    whole.program.answer("go", 60)
-    spillway.detach(whole.pid)
-    assert pager.wait(20) == 0
-    nothing_of_ours(whole.pid)
-    whole.end()
 
 
 @pytest.mark.limit(int(2 * SECONDS + 90))

@@ -378,11 +378,11 @@ impl Driver {
                 if let Some(target) = self.target(id) {
                     target.pid = agent.pid;
                     target.look_into(agent.pid);
-                    (target.parent, target.has_known_views) = (None, true);
+                    target.parent = None;
                     target.agent = Some(agent);
                     target.placed = 0;
                 }
-                self.look_at_views(id.0 as usize);
+                self.come_to_know_views(id.0 as usize);
                 self.owes_errands = true;
             }
             Command::Inherit { target, wiped, has, seen } => self.inherit(target, &wiped, &has, seen),

@@ -234,29 +234,34 @@ impl Driver {
         !all.is_empty()
     }
 
-    /// What a target sees in `span`, which `removers` are about to remove: of which commons, and the part of the view. Of a child whose
-    /// process is not known the kernel is asked what they see, one of whom it is. Another removes it as well.
+    /// What a target sees in `span`, which `removers` are about to remove: of which commons, and the part of the view. Of what is not known
+    /// to be a view the kernel is asked: of a child whose process is not known what they see, one of whom it is. Another removes it as well.
     pub(super) fn shown_to(&self, at: usize, removers: &[i32], span: Span) -> Vec<(TargetId, View)> {
         let Some(target) = &self.targets[at] else { return Vec::new() };
-        let asked = removers.iter().filter(|_| target.procmap.is_none());
-        let asked: Vec<ProcMap> = asked.filter_map(|&thread| ProcMap::open(thread).ok()).collect();
-        if asked.is_empty() {
-            return self.shown_in(target.id, span).collect();
+        let mut all: Vec<_> = self.shown_in(target.id, span).collect();
+        if removers.is_empty() {
+            return all;
         }
-        let mut all = Vec::new();
-        for procmap in asked {
-            let mut from = span.start;
-            while let Ok(Some(mapping)) = procmap.at_or_behind(from)
-                && mapping.span.start < span.end
-            {
-                from = mapping.span.end;
-                let Some(its) = mapping.file.filter(|_| !mapping.private).and_then(|file| self.commons_of(file)) else {
-                    continue;
-                };
-                let home = self.common(its).map(Commons::span).expect("it is one");
-                let view = View::of(target.id, &target.uffd, &mapping, home);
-                all.extend(view.and_then(|view| Some((its, view.within(span)?))));
-            }
+        let unknown = span.without(all.iter().map(|(_, view)| view.span));
+        let theirs = removers.iter().filter(|_| !unknown.is_empty() && target.procmap.is_none());
+        let theirs: Vec<ProcMap> = theirs.filter_map(|&thread| ProcMap::open(thread).ok()).collect();
+        for procmap in target.procmap.iter().chain(&theirs) {
+            unknown.iter().for_each(|&part| all.extend(self.mapped_in(target, procmap, part)));
+        }
+        all
+    }
+
+    /// What is mapped in `span` that shows a commons, as the kernel says.
+    fn mapped_in(&self, target: &Target, procmap: &ProcMap, span: Span) -> Vec<(TargetId, View)> {
+        let (mut all, mut from) = (Vec::new(), span.start);
+        while let Ok(Some(mapping)) = procmap.at_or_behind(from)
+            && mapping.span.start < span.end
+        {
+            from = mapping.span.end;
+            let its = mapping.file.filter(|_| !mapping.private).and_then(|file| self.commons_of(file));
+            let home = its.and_then(|its| Some((its, self.common(its)?.span())));
+            let view = home.and_then(|(its, home)| Some((its, View::of(target.id, &target.uffd, &mapping, home)?)));
+            all.extend(view.and_then(|(its, view)| Some((its, view.within(span)?))));
         }
         all
     }
@@ -391,6 +396,17 @@ impl Driver {
         }
     }
 
+    /// The process of a target is known: so is what it sees, also if nobody has told so far that it sees anything.
+    pub(super) fn come_to_know_views(&mut self, at: usize) {
+        if self.targets[at].as_ref().is_some_and(|target| target.has_known_views) {
+            return self.look_at_views(at);
+        }
+        self.look_for_views(at);
+        if let Some(target) = &mut self.targets[at] {
+            target.has_known_views = target.procmap.is_some();
+        }
+    }
+
     /// Asks what a target sees.
     pub(super) fn look_for_views(&mut self, at: usize) {
         let Some(target) = &self.targets[at] else { return };
@@ -457,5 +473,79 @@ impl Driver {
             self.lend();
         }
         next.map(|next| (!outside.is_empty(), next))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use rustix::fs::{MemfdFlags, memfd_create};
+    use spillway_core::pager::Budget;
+    use spillway_core::policy::Settings;
+    use spillway_store::local::{Config, Local};
+
+    use super::*;
+    use crate::commons::usable;
+    use crate::driver::Wires;
+    use crate::shared::Shared;
+    use crate::sys::epoll::Epoll;
+    use crate::sys::fd::Bell;
+    use crate::sys::sched::thread_id;
+    use crate::sys::uffd::new_of_our_own;
+    use crate::sys::window::Window;
+
+    fn driver() -> Driver {
+        let ((_, commands), (reports, _)) = (channel(), channel());
+        let bell = Arc::new(Bell::new().expect("a descriptor"));
+        let epoll = Epoll::new().expect("a descriptor");
+        let wires = Wires { commands, epoll, bell, reports, shared: Arc::new(Shared::default()) };
+        let (store, _refill) = Local::new(Config::default());
+        Driver::new(Budget::Pages(1024), Settings::default(), Box::new(store), None, wires)
+    }
+
+    /// A forked child whose pager was killed was seen removing memory that it had not faulted in yet: while it was known which process it
+    /// is, and not what it sees, that was taken for a removal of its own, and old bytes came back.
+    #[test]
+    fn what_a_child_removes_is_known_before_it_is_told_what_it_sees() {
+        if let Err(error) = usable() {
+            return println!("SKIPPED: {error}");
+        }
+        const PAGES: u64 = 4;
+        let file = File::from(memfd_create(c"commons", MemfdFlags::CLOEXEC).expect("memory"));
+        file.set_len(PAGES * PAGE_BYTES_U64).expect("a length");
+        let file = Arc::new(file);
+        let [faulted, untouched] = [(); 2].map(|()| Window::of(&file, PAGES).expect("mapped"));
+        let own = std::process::id().cast_signed();
+        let mapping_at =
+            |at: Address| ProcMap::open(own).and_then(|it| it.at_or_behind(at)).expect("asked").expect("mapped");
+
+        let mut driver = driver();
+        let (id, uffd) = (driver.core.add_target(), new_of_our_own().expect("it is usable"));
+        let mut child = Target::new(id, 0, uffd, None, Arc::default());
+        child.look_into(own);
+        driver.add(Target { has_known_views: false, ..child });
+        let mapping = mapping_at(faulted.span().start);
+        let Joined { commons, home } = driver.join(id, &file, PAGES, &mapping).expect("it is memory");
+
+        let at = id.0 as usize;
+        let part = Span::of_pages(untouched.span().start.plus_pages(1), 2);
+        let shown = |driver: &Driver, removers: &[i32]| {
+            let all = driver.shown_to(at, removers, part).into_iter();
+            all.map(|(its, view)| (its, view.span, view.home)).collect::<Vec<_>>()
+        };
+        let its = (commons, part, home.plus_pages(1));
+        assert_eq!(shown(&driver, &[thread_id()]), [its]);
+        assert!(shown(&driver, &[]).is_empty(), "nobody was asked");
+
+        // What it sees is known from when its process is.
+        driver.come_to_know_views(at);
+        assert_eq!(shown(&driver, &[]), [its]);
+        // Also if nobody has told that it sees anything.
+        driver.common_mut(commons).expect("it is one").forget(id);
+        driver.targets[at].as_mut().expect("it is there").has_known_views = false;
+        driver.come_to_know_views(at);
+        assert_eq!(shown(&driver, &[]), [its]);
+        assert!(driver.targets[at].as_ref().expect("it is there").has_known_views);
     }
 }
