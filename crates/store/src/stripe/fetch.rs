@@ -39,6 +39,9 @@ impl Core {
             Purpose::Read(_) => {
                 self.jobs.hedges = (self.jobs.hedges + 1.0 / HEDGED_ONE_IN).min(16.0);
                 self.upkeep.earn();
+                if urgency == Urgency::Demand {
+                    self.upkeep.note_demand(now);
+                }
             }
             Purpose::Move(_) => self.jobs.background += 1,
             Purpose::Rebuild => {

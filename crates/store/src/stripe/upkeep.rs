@@ -20,6 +20,11 @@ const ROWS_PER_STEP: usize = 64;
 const PAGES_PER_STEP: usize = 1024;
 /// Jobs of upkeep at once.
 const JOBS_MAX: usize = 16;
+/// The same of rebuilding while someone waits for pages: whoever does waits for what was begun before, on the same thread
+/// (docs/decisions/0020).
+const JOBS_MEANWHILE: usize = 2;
+/// Nobody waits for pages if nobody has for so long.
+const UNHURRIED_AFTER: Duration = Duration::from_millis(100);
 /// Chunks that rebuilding may read and write in a second: 100 MB/s.
 const REBUILT_PER_SECOND: f64 = 25_600.0;
 /// Pages that compacting may read and write in a second when nothing else goes on: 1 MB/s.
@@ -69,6 +74,8 @@ pub(super) struct Upkeep {
     /// When the rebuilding under way began, and at which row.
     rebuilding_since: Option<(Instant, usize)>,
     rebuild: Budget,
+    /// When someone began to wait for a page last.
+    demanded: Option<Instant>,
     pub(super) compact: Budget,
     /// Of pages that are put again, how many are as they were, of late.
     unchanged: f64,
@@ -94,6 +101,7 @@ impl Upkeep {
             rest_until: now,
             rebuilding_since: None,
             rebuild: Budget::new(REBUILT_PER_SECOND, now),
+            demanded: None,
             compact: Budget::new(COMPACTED_PER_SECOND, now),
             unchanged: 1.0,
         }
@@ -120,6 +128,17 @@ impl Upkeep {
     /// A page was put or got.
     pub(super) fn earn(&mut self) {
         self.compact.earn(COMPACTED_PER_PAGE);
+    }
+
+    /// Someone begins to wait for a page.
+    pub(super) fn note_demand(&mut self, now: Instant) {
+        self.demanded = Some(now);
+    }
+
+    /// Chunks that may be rebuilt at once.
+    fn rebuilt_at_once(&self, now: Instant) -> usize {
+        let is_waited_for = |since| now.saturating_duration_since(since) < UNHURRIED_AFTER;
+        if self.demanded.is_some_and(is_waited_for) { JOBS_MEANWHILE } else { JOBS_MAX }
     }
 
     /// A page was put again.
@@ -270,7 +289,9 @@ impl Core {
             #[cfg(not(test))]
             let wanted = true;
             if wanted && self.spare(members, row, position, now).is_some() {
-                if self.jobs.background >= JOBS_MAX || !self.upkeep.rebuild.has(now) {
+                let as_many =
+                    self.jobs.background >= JOBS_MAX || self.jobs.rebuilding >= self.upkeep.rebuilt_at_once(now);
+                if as_many || !self.upkeep.rebuild.has(now) {
                     return false;
                 }
                 self.upkeep.rebuild.spend(f64::from(self.rows.length(row)) + 1.0);

@@ -1,5 +1,6 @@
 //! Where the chunks of rows are: in different domains where there are enough, and at servers that come while all goes on.
 
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
@@ -7,6 +8,7 @@ use super::model::{Model, Setting, Weather};
 use super::servers::{DEADLINE, Server};
 use crate::stripe::members::{Chunk, Presence};
 use crate::stripe::{Mutation, Shape};
+use crate::{Store as _, Urgency};
 
 const FOUR_AND_ONE: Shape = Shape { data: 4, parity: 1 };
 
@@ -214,4 +216,39 @@ fn a_server_that_has_left_gets_nothing_new_and_is_read_as_long_as_it_is_there() 
     model.crash(|server| server.domain == 0);
     model.read_all();
     assert_eq!(model.stripes.core.counts.lost_pages, 0);
+}
+
+#[test]
+fn who_waits_for_pages_does_not_wait_for_all_that_could_be_rebuilt() {
+    let mut model = pool(FOUR_AND_ONE, 7, 1, 5, None);
+    model.fill();
+    let at_once = |model: &mut Model, domain, waits: bool| {
+        let most = Cell::new(0);
+        let look = |model: &Model| most.set(most.get().max(model.stripes.core.jobs.rebuilding));
+        model.crash(|server| server.domain == domain);
+        model.world.lock().unwrap().mend(usize::from(domain));
+        let before = model.stripes.core.counts.rebuilt_chunks;
+        for at in (0..200).cycle() {
+            if waits {
+                model.get(at, Urgency::Demand);
+                model.until("it is answered", |model| {
+                    look(model);
+                    model.is_answered()
+                });
+            } else {
+                model.progress();
+                model.stripes.tidy();
+                look(model);
+            }
+            if model.stripes.core.counts.rebuilt_chunks > before + 10 && model.is_mended() {
+                break;
+            }
+        }
+        most.get()
+    };
+    assert!((1..=2).contains(&at_once(&mut model, 0, true)), "somebody waits");
+    model.wait(Duration::from_secs(1));
+    assert!(at_once(&mut model, 1, false) > 8, "nobody does");
+    assert_eq!(at_once(&mut model, 2, true), 2, "somebody waits again");
+    model.read_all();
 }
