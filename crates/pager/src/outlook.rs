@@ -57,6 +57,10 @@ impl Outlook {
         // They come first.
         let faults = self.faults();
         if faults > 0 {
+            // But one may go away meanwhile, as it need not wait any more; then a change takes its place.
+            if uffd.is_changing() {
+                self.look_at_all(pid, relatives);
+            }
             return faults;
         }
         if !poll(&mut [readable(uffd.as_raw_fd())], Some(0)) {
@@ -67,7 +71,8 @@ impl Outlook {
         1
     }
 
-    /// A change was read where only faults were expected, as one of those has gone (a signal does that): looks at threads late.
+    /// A change was read where only faults were expected, as one of those has gone (a signal does that, or an end of protection): looks
+    /// at threads late.
     pub fn look_late(&mut self, pid: Option<i32>, relatives: impl FnOnce() -> Vec<i32>) {
         if !self.has_looked {
             self.look_at_all(pid, relatives);
