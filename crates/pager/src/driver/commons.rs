@@ -239,11 +239,11 @@ impl Driver {
     pub(super) fn shown_to(&self, at: usize, removers: &[i32], span: Span) -> Vec<(TargetId, View)> {
         let Some(target) = &self.targets[at] else { return Vec::new() };
         let mut all: Vec<_> = self.shown_in(target.id, span).collect();
-        if removers.is_empty() {
+        let unknown = span.without(all.iter().map(|(_, view)| view.span));
+        if removers.is_empty() || unknown.is_empty() {
             return all;
         }
-        let unknown = span.without(all.iter().map(|(_, view)| view.span));
-        let theirs = removers.iter().filter(|_| !unknown.is_empty() && target.procmap.is_none());
+        let theirs = removers.iter().filter(|_| target.procmap.is_none());
         let theirs: Vec<ProcMap> = theirs.filter_map(|&thread| ProcMap::open(thread).ok()).collect();
         for procmap in target.procmap.iter().chain(&theirs) {
             unknown.iter().for_each(|&part| all.extend(self.mapped_in(target, procmap, part)));
@@ -252,18 +252,12 @@ impl Driver {
     }
 
     /// What is mapped in `span` that shows a commons, as the kernel says.
-    fn mapped_in(&self, target: &Target, procmap: &ProcMap, span: Span) -> Vec<(TargetId, View)> {
-        let (mut all, mut from) = (Vec::new(), span.start);
-        while let Ok(Some(mapping)) = procmap.at_or_behind(from)
-            && mapping.span.start < span.end
-        {
-            from = mapping.span.end;
-            let its = mapping.file.filter(|_| !mapping.private).and_then(|file| self.commons_of(file));
-            let home = its.and_then(|its| Some((its, self.common(its)?.span())));
-            let view = home.and_then(|(its, home)| Some((its, View::of(target.id, &target.uffd, &mapping, home)?)));
-            all.extend(view.and_then(|(its, view)| Some((its, view.within(span)?))));
-        }
-        all
+    fn mapped_in(&self, target: &Target, procmap: &ProcMap, span: Span) -> impl Iterator<Item = (TargetId, View)> {
+        procmap.within(span).filter_map(move |mapping| {
+            let its = self.commons_of(mapping.file.filter(|_| !mapping.private)?)?;
+            let view = View::of(target.id, &target.uffd, &mapping, self.common(its)?.span())?;
+            Some((its, view.within(span)?))
+        })
     }
 
     /// What a target sees in `span`: of which commons, and the part of the view.
@@ -409,19 +403,17 @@ impl Driver {
 
     /// Asks what a target sees.
     pub(super) fn look_for_views(&mut self, at: usize) {
-        let Some(target) = &self.targets[at] else { return };
+        let Some(target) = self.targets[at].as_ref().filter(|_| !self.commons.is_empty()) else { return };
         let (id, uffd) = (target.id, target.uffd.clone());
         let Some(procmap) = &target.procmap else { return };
-        let (mut mappings, mut from) = (Vec::new(), Address(0));
-        while let Ok(Some(mapping)) = procmap.at_or_behind(from) {
-            from = mapping.span.end;
-            mappings.extend((!mapping.private && mapping.file.is_some()).then_some(mapping));
-        }
+        let everything = Span { start: Address(0), end: Address(u64::MAX) };
+        let shared = procmap.within(everything).filter(|mapping| !mapping.private && mapping.file.is_some());
+        let mappings: Vec<Mapping> = shared.collect();
         for nth in 0..self.commons.len() {
             let its = self.commons[nth];
             let Some(commons) = self.common_mut(its) else { continue };
             let file = Some(commons.id);
-            commons.forget_views(id, Span { start: Address(0), end: Address(u64::MAX) });
+            commons.forget_views(id, everything);
             for mapping in mappings.iter().filter(|mapping| mapping.file == file) {
                 if !self.show(its, id, &uffd, mapping) {
                     self.open_commons(its, false);

@@ -124,9 +124,7 @@ impl Driver {
             let seen = Seen { thread: target.pid, changes: Some(target.changes) };
             let _ = driver.reports.send(Request::Report(Report::Thread(target.id, seen)));
         }
-        if !driver.commons.is_empty() {
-            (0..driver.targets.len()).for_each(|at| driver.look_for_views(at));
-        }
+        (0..driver.targets.len()).for_each(|at| driver.look_for_views(at));
         let guardians: Vec<_> = young.iter().map(|heir| heir.found.guardian).collect();
         for heir in young.into_iter().filter(|heir| heir.found.id.0 < targets) {
             driver.take_up_young(heir, &known);

@@ -69,6 +69,16 @@ impl ProcMap {
         }
     }
 
+    /// Mappings that reach into `span`, in their order, as far as the kernel can be asked.
+    pub fn within(&self, span: Span) -> impl Iterator<Item = Mapping> {
+        let mut from = span.start;
+        std::iter::from_fn(move || {
+            let mapping = self.at_or_behind(from).ok().flatten().filter(|mapping| mapping.span.start < span.end)?;
+            from = mapping.span.end;
+            Some(mapping)
+        })
+    }
+
     fn query(&self, address: Address, name: &mut [u8]) -> io::Result<Mapping> {
         let mut argument = QueryArgument {
             size: size_of::<QueryArgument>() as u64,

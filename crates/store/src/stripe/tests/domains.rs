@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use super::model::{Model, Setting, Weather};
 use super::servers::{DEADLINE, Server};
+use crate::Urgency;
 use crate::stripe::members::{Chunk, Presence};
 use crate::stripe::{Mutation, Shape};
-use crate::{Store as _, Urgency};
 
 const FOUR_AND_ONE: Shape = Shape { data: 4, parity: 1 };
 
@@ -227,23 +227,22 @@ fn who_waits_for_pages_does_not_wait_for_all_that_could_be_rebuilt() {
         let look = |model: &Model| most.set(most.get().max(model.stripes.core.jobs.rebuilding));
         model.crash(|server| server.domain == domain);
         model.world.lock().unwrap().mend(usize::from(domain));
-        let before = model.stripes.core.counts.rebuilt_chunks;
-        for at in (0..200).cycle() {
-            if waits {
-                model.get(at, Urgency::Demand);
-                model.until("it is answered", |model| {
-                    look(model);
-                    model.is_answered()
-                });
-            } else {
-                model.progress();
-                model.stripes.tidy();
+        let enough = model.stripes.core.counts.rebuilt_chunks + 10;
+        let is_done = |model: &Model| {
+            look(model);
+            model.stripes.core.counts.rebuilt_chunks > enough && model.is_mended()
+        };
+        for at in (0..200).cycle().take_while(|_| waits) {
+            model.get(at, Urgency::Demand);
+            model.until("it is answered", |model| {
                 look(model);
-            }
-            if model.stripes.core.counts.rebuilt_chunks > before + 10 && model.is_mended() {
+                model.is_answered()
+            });
+            if is_done(model) {
                 break;
             }
         }
+        model.until("all is rebuilt", is_done);
         most.get()
     };
     assert!((1..=2).contains(&at_once(&mut model, 0, true)), "somebody waits");
