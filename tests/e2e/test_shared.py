@@ -530,9 +530,13 @@ def test_postgres(native, spillway, postgres, how):
     eventually(postgres.is_ready, "PostgreSQL to answer", 30)
     postgres.bench("-i", "-s", 8, "-q")
     attached = None if how == "run" else spillway.attach(running.pid, budget, SHARED)
-    told = postgres.bench("-T", 5, "-c", 4, "-n")
-    assert "number of failed transactions: 0 " in told, told
-    entry = spillway.find(running.pid)
+    for _ in range(6):
+        told = postgres.bench("-T", 5, "-c", 4, "-n")
+        assert "number of failed transactions: 0 " in told, told
+        entry = spillway.find(running.pid)
+        if entry["evicted_pages"] > 5000 and entry["fetched_pages"] > 1000:
+            break
+    assert entry["evicted_pages"] > 5000 and entry["fetched_pages"] > 1000, entry
     if attached:
         with concurrent.futures.ThreadPoolExecutor() as beside:
             told = beside.submit(postgres.bench, "-T", 5, "-c", 4, "-n")
@@ -543,7 +547,6 @@ def test_postgres(native, spillway, postgres, how):
                 attached = spillway.begin_attach(running.pid)
             assert "number of failed transactions: 0 " in told.result(), told.result()
     within = sums_of(postgres)
-    assert entry["evicted_pages"] > 5000 and entry["fetched_pages"] > 1000, entry
     if attached:
         spillway.detach(running.pid)
         assert attached.finish(timeout=30).status == 0
