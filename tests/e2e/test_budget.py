@@ -40,7 +40,7 @@ def limit(budget, programs=1):
 
 def test_what_a_pool_keeps_is_told_with_its_copies_of_local_pages(spillway):
     """Once the summary said that 86 MiB of noise were stored in 122: what is kept for local pages was in the second figure alone."""
-    noise = "import os, sys; data = bytearray(os.urandom(48 << 20)); [sum(data[::4096]) for _ in range(3)]"
+    noise = "import os, time; data = bytearray(os.urandom(48 << 20)); [(time.sleep(0.5), sum(data[::4096])) for _ in range(3)]"
     pool = "local:?compress=none&dedupe=0"
     done = spillway.run([sys.executable, "-c", noise], "32M", "--pool", pool).must_succeed()
     stats = done.stats

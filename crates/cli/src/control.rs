@@ -108,6 +108,8 @@ pub(crate) fn answer_all<P: Paging>(lines: &mut Lines, service: &Service<P>, pee
                 {
                     lines.send(&Reply::Error("only `spillway run` may say that".into()))
                 }
+                // It asks once its program has ended.
+                Ok(Request::Stats) if peer == Peer::Front => lines.send(&Listed { ok: service.last_listing() }),
                 Ok(request) => answer(request, lines, service),
                 Err(why) => lines.send(&Reply::Error(why)),
             },

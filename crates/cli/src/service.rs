@@ -18,6 +18,10 @@ use std::time::{Duration, Instant};
 /// How long the end of the process waits for answers that are being sent.
 const ANSWERS_LIMIT: Duration = Duration::from_secs(1);
 
+/// How long, and how often, a pager is asked to stand still: what hinders it is soon over, as a rule.
+const STILL_WITHIN: Duration = Duration::from_secs(1);
+const STILL_AGAIN: Duration = Duration::from_millis(5);
+
 /// What the command line asks of a pager: [`Pager`], or a stand-in under test.
 pub(crate) trait Paging: Send + Sync {
     /// The counters now.
@@ -147,12 +151,21 @@ pub(crate) struct Service<P = Pager> {
     recorder: Mutex<Option<FileRecorder>>,
     /// Requests that were read and whose answers are not yet sent.
     answering: AtomicUsize,
-    /// The most that was seen in the pool, and what the pool kept for it.
-    stored_peak: Mutex<(u64, u64, u64)>,
+    /// The most that was seen in the pool.
+    stored_peak: Mutex<StoredPeak>,
     /// Where its pages are, as anyone may read it; empty where nobody is to know.
     pool: String,
     /// Where this is a daemon.
     host: Option<Host>,
+}
+
+/// In bytes. Least was local at one moment, and most was kept at another: what was kept came home, and left unchanged.
+#[derive(Default)]
+struct StoredPeak {
+    stored: u64,
+    kept: u64,
+    /// What that which was kept took then.
+    compressed: u64,
 }
 
 /// A request under way.
@@ -198,7 +211,7 @@ impl<P: Paging> Service<P> {
             detachment: Mutex::new(Detachment::None),
             recorder: Mutex::new(None),
             answering: AtomicUsize::new(0),
-            stored_peak: Mutex::new((0, 0, 0)),
+            stored_peak: Mutex::default(),
             pool: String::new(),
             host: None,
         }
@@ -257,13 +270,18 @@ impl<P: Paging> Service<P> {
 
     /// The counters now. Once nothing is managed any more, what is stored is the most that was: now it is nothing.
     pub(crate) fn snapshot(&self) -> Snapshot {
+        self.counted(false)
+    }
+
+    fn counted(&self, is_last: bool) -> Snapshot {
         let mut now = Snapshot { pid: self.target(), ..self.pager.snapshot() };
         let mut peak = self.stored_peak.lock().unwrap_or_else(PoisonError::into_inner);
-        if now.stored_bytes >= peak.0 {
-            *peak = (now.stored_bytes, now.kept_bytes, now.stored_compressed_bytes);
+        peak.stored = peak.stored.max(now.stored_bytes);
+        if now.kept_bytes >= peak.kept {
+            (peak.kept, peak.compressed) = (now.kept_bytes, now.stored_compressed_bytes);
         }
-        if now.processes == 0 || self.is_detached() {
-            (now.stored_bytes, now.kept_bytes, now.stored_compressed_bytes) = *peak;
+        if is_last || now.processes == 0 || self.is_detached() {
+            (now.stored_bytes, now.kept_bytes, now.stored_compressed_bytes) = (peak.stored, peak.kept, peak.compressed);
         }
         now
     }
@@ -288,6 +306,11 @@ impl<P: Paging> Service<P> {
         }
     }
 
+    /// The same of a program that has ended, of which the pager may not have heard yet.
+    pub(crate) fn last_listing(&self) -> Listing {
+        Listing { snapshot: self.counted(true), ..self.listing() }
+    }
+
     /// Has everything stand still for a pager that knows this layout: this process is to end at once then. If that cannot be, why not.
     pub(crate) fn hand_over(&self, version: u64) -> Result<(), String> {
         if version != VERSION {
@@ -305,8 +328,12 @@ impl<P: Paging> Service<P> {
             let why = "its pool is one that ends with it (a file, or one that is slow or faulty on purpose), or a child was just forked and there is no guardian";
             return Err(format!("no other pager can take over from this one: {why}"));
         }
-        if !self.pager.stand_still() {
-            return Err("a process is just being adopted, or a child was just forked: try again".into());
+        let begun = Instant::now();
+        while !self.pager.stand_still() {
+            if begun.elapsed() > STILL_WITHIN {
+                return Err("a process is just being adopted, or a child was just forked: try again".into());
+            }
+            std::thread::sleep(STILL_AGAIN);
         }
         Ok(())
     }
@@ -394,30 +421,39 @@ impl<P: Paging> Service<P> {
 mod tests {
     use super::*;
 
-    /// What is stored, and in how many processes; a detachment that waits until it is told how to end.
+    /// What is stored, kept, and compressed, and in how many processes; a detachment that waits until it is told how to end.
     struct Fake {
-        stored: Mutex<(u64, u64)>,
+        state: Mutex<(u64, u64, u64, u64)>,
         end: Mutex<std::sync::mpsc::Receiver<Result<(), String>>>,
+        /// How often it was asked to stand still, which it does when asked so often; never if 0.
+        asked: AtomicUsize,
+        stands_when_asked: usize,
+    }
+
+    impl Fake {
+        fn new(end: std::sync::mpsc::Receiver<Result<(), String>>) -> Self {
+            let state = (0, 0, 0, 1);
+            Self { state: Mutex::new(state), end: Mutex::new(end), asked: AtomicUsize::new(0), stands_when_asked: 0 }
+        }
     }
 
     impl Paging for Fake {
         fn end(&self) {}
 
         fn can_be_outlived(&self) -> bool {
-            false
+            true
         }
 
         fn stand_still(&self) -> bool {
-            false
+            self.asked.fetch_add(1, Ordering::Relaxed) + 1 == self.stands_when_asked
         }
 
         fn snapshot(&self) -> Snapshot {
-            let (stored, processes) = *self.stored.lock().expect("sound");
-            let kept = (stored, stored * 2, stored / 2);
+            let (stored, kept, compressed, processes) = *self.state.lock().expect("sound");
             Snapshot {
-                stored_bytes: kept.0,
-                kept_bytes: kept.1,
-                stored_compressed_bytes: kept.2,
+                stored_bytes: stored,
+                kept_bytes: kept,
+                stored_compressed_bytes: compressed,
                 processes,
                 ..Snapshot::default()
             }
@@ -457,21 +493,42 @@ mod tests {
     #[test]
     fn the_last_word_on_what_was_stored_is_the_most() {
         let (_told, end) = std::sync::mpsc::channel();
-        let service = Service::new(Fake { stored: Mutex::new((0, 1)), end: Mutex::new(end) }, 1, 0);
-        for (state, expected) in [((10, 1), 10), ((30, 1), 30), ((20, 2), 20), ((0, 0), 30), ((0, 0), 30)] {
-            *service.pager.stored.lock().expect("sound") = state;
+        let service = Service::new(Fake::new(end), 1, 0);
+        for (stored, kept, compressed, processes, expected) in [
+            (10, 10, 5, 1, (10, 10, 5)),
+            (30, 30, 15, 1, (30, 30, 15)),
+            // Some has come home, and the pool keeps copies of it.
+            (29, 40, 18, 1, (29, 40, 18)),
+            (20, 35, 20, 2, (20, 35, 20)),
+            (0, 0, 0, 0, (30, 40, 18)),
+            (0, 0, 0, 0, (30, 40, 18)),
+        ] {
+            *service.pager.state.lock().expect("sound") = (stored, kept, compressed, processes);
             let now = service.snapshot();
-            assert_eq!(
-                (now.stored_bytes, now.kept_bytes, now.stored_compressed_bytes),
-                (expected, expected * 2, expected / 2)
-            );
+            assert_eq!((now.stored_bytes, now.kept_bytes, now.stored_compressed_bytes), expected);
+        }
+        // Its end may not have been heard of.
+        *service.pager.state.lock().expect("sound") = (1, 1, 1, 1);
+        let last = service.last_listing().snapshot;
+        assert_eq!((last.stored_bytes, last.kept_bytes, last.stored_compressed_bytes), (30, 40, 18));
+    }
+
+    /// On a busy machine an upgrade was refused because just then a call was held up.
+    #[test]
+    fn who_cannot_stand_still_at_once_is_asked_again() {
+        for (stands_when_asked, done) in [(1, true), (4, true), (0, false)] {
+            let (_told, end) = std::sync::mpsc::channel();
+            let service = Service::new(Fake { stands_when_asked, ..Fake::new(end) }, 1, 0);
+            assert_eq!(service.hand_over(VERSION).is_ok(), done);
+            let asked = service.pager.asked.load(Ordering::Relaxed);
+            assert!(if done { asked == stands_when_asked } else { asked > 4 }, "{asked}");
         }
     }
 
     #[test]
     fn one_detachment_at_a_time_and_a_failed_one_may_be_tried_again() {
         let (tell, end) = std::sync::mpsc::channel();
-        let service = Service::new(Fake { stored: Mutex::new((0, 1)), end: Mutex::new(end) }, 1, 0);
+        let service = Service::new(Fake::new(end), 1, 0);
         std::thread::scope(|scope| {
             for (end, done) in [(Err("no room".to_owned()), false), (Ok(()), true)] {
                 let (begun, begins) = std::sync::mpsc::channel();
