@@ -42,6 +42,7 @@ use crate::access::Access;
 use crate::choice::Choice;
 use crate::guardian;
 use crate::placement::Placement;
+use crate::procfs::is_for_want_of;
 use crate::shared::Shared;
 use crate::sys::clock::now_ns;
 use crate::sys::fd::{Bell, Heard, receive_byte};
@@ -82,6 +83,9 @@ const SLEPT_NS: u64 = 3_000;
 
 /// How soon to look again at faults that wait for the end of a change of mappings. The kernel wakes nobody then.
 const RETRY_NS: u64 = 100_000;
+
+/// How soon to read events again that could not be read: some process has to end first.
+const UNREAD_NS: u64 = 1_000_000;
 
 /// How soon to offer a page again to a store that declined.
 const ASK_AGAIN_NS: u64 = 20_000_000;
@@ -314,7 +318,11 @@ impl Driver {
             }
             None => target.uffd.read(&mut messages[..most]),
         };
+        let is_unread = read.as_ref().is_err_and(is_for_want_of);
         let count = read.map_or(0, <[Message]>::len);
+        if is_unread || target.unread_until_ns > 0 {
+            self.note_unread(at, is_unread);
+        }
         if !self.commons.is_empty() && messages[..count].iter().any(|message| !message.is_fault()) {
             self.look_late(at);
         }
@@ -341,6 +349,13 @@ impl Driver {
         }
         self.settle_at_rest(at);
         count
+    }
+
+    /// A target's events could be read, or could not for want of descriptors or memory.
+    fn note_unread(&mut self, at: usize, is_unread: bool) {
+        if let Some(target) = &mut self.targets[at] {
+            target.unread_until_ns = if is_unread { now_ns() + UNREAD_NS } else { 0 };
+        }
     }
 
     fn hear_agent(&mut self, at: usize) {

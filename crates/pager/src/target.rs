@@ -124,6 +124,9 @@ pub struct Target {
     pub ordered_ns: u64,
     /// It has left an order unread, as its process is stopped or frozen: for a while it is told nothing, and nobody waits for it.
     pub deaf: bool,
+    /// When to try again to read its events, which cannot be read for want of descriptors or memory: each fork takes a descriptor.
+    /// 0 where they can. As long as they cannot, whoever forks waits, and the kernel moves no page of it.
+    pub unread_until_ns: u64,
     /// Which of the fault thread's places the agent has, as the driver numbers them; 0 for one of its own.
     pub placed: u64,
     /// Who asked for what [`Target::hold`] does, until it is done.
@@ -199,6 +202,7 @@ impl Target {
             flight: Flight::Idle,
             ordered_ns: 0,
             deaf: false,
+            unread_until_ns: 0,
             placed: 0,
             holds: None,
             runs: Vec::with_capacity(BATCH_PAGES),
@@ -330,7 +334,7 @@ impl Target {
     /// Whether it has an agent that captures what it is told to, now or once it has done something else; or needs none.
     pub fn takes_orders(&self) -> bool {
         let can = self.agent.is_some() || self.commons.as_ref().is_some_and(|commons| commons.takes_orders());
-        can && !self.leaving && !self.deaf
+        can && !self.leaving && !self.deaf && self.unread_until_ns == 0
     }
 
     /// Whether what is at `address` is being taken out just now.

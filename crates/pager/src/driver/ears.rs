@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd as _, BorrowedFd};
 
+use crate::sys::clock::now_ns;
 use crate::sys::epoll::{Ear, Epoll, Ready};
 use crate::sys::fd::Bell;
 use crate::target::Target;
@@ -33,32 +34,34 @@ impl Ears {
         Self { epoll, bell: None, store: None, ready: Ready::default(), heard: Heard::default() }
     }
 
-    /// Listens to everybody, but not to targets that must wait. True if that cannot be, for want of the kernel's memory: then it is to
-    /// be tried again soon.
+    /// Listens to everybody, but not to targets that must wait. True if that cannot be, for want of memory or descriptors: then it is
+    /// to be tried again soon.
     pub(super) fn prick(&mut self, bell: &Bell, store: Option<BorrowedFd<'_>>, targets: &mut [Option<Target>]) -> bool {
         let epoll = &self.epoll;
         let mut deaf = false;
-        let mut listen = |ear: &mut Option<Ear>, fd: BorrowedFd<'_>, name: u64| {
+        let listen = |deaf: &mut bool, ear: &mut Option<Ear>, fd: BorrowedFd<'_>, name: u64| {
             if ear.is_none() {
                 *ear = epoll.listen_to(fd, name).ok();
-                deaf |= ear.is_none();
+                *deaf |= ear.is_none();
             }
         };
-        listen(&mut self.bell, bell.as_fd(), BELL);
+        listen(&mut deaf, &mut self.bell, bell.as_fd(), BELL);
         if let Some(store) = store {
-            listen(&mut self.store, store, STORE);
+            listen(&mut deaf, &mut self.store, store, STORE);
         }
         for (at, target) in (0..).zip(targets.iter_mut()).filter_map(|(at, target)| Some((at, target.as_mut()?))) {
-            let listens = target.may_read();
+            let is_unread = target.unread_until_ns > 0;
+            deaf |= is_unread;
+            let listens = target.may_read() && !(is_unread && now_ns() < target.unread_until_ns);
             if listens {
-                listen(&mut target.ear, target.uffd.borrow(), 2 * at);
+                listen(&mut deaf, &mut target.ear, target.uffd.borrow(), 2 * at);
             }
             if let Some(ear) = &mut target.ear {
                 ear.set_listening(listens);
                 target.looked |= listens;
             }
             if let Some(agent) = &mut target.agent {
-                listen(&mut agent.ear, agent.socket.as_fd(), 2 * at + 1);
+                listen(&mut deaf, &mut agent.ear, agent.socket.as_fd(), 2 * at + 1);
             }
         }
         let most = 2 * targets.len() + 2;

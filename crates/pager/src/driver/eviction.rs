@@ -21,13 +21,19 @@ pub(super) const OVERDRAFT_PAGES: u64 = 64;
 /// Pages written to the store between two looks for faults: about 6 us.
 pub(super) const WRITES_PER_TURN: usize = 4;
 
+/// How long it is taken for known what cannot leave at all.
+const FIXED_FOR_NS: u64 = 10_000_000;
+
 /// How well captures do. Where most of what is left is pinned, locked, or shared with a forked child, sweeping on and on
-/// would take a CPU and bring nothing.
+/// would take a CPU and bring nothing. Where it is in targets that nothing can be captured from, the others would be left with
+/// nothing: each page that they touch would leave for the next.
 #[derive(Default)]
 pub(super) struct Yield {
     /// Pages tried, and captured, since the sweep was last round.
     tried: u64,
     captured: u64,
+    /// Pages of targets that nothing can be captured from, and until when that is taken for known.
+    fixed: (u64, u64),
     /// When to try again; zero while captures do well.
     pub(super) until_ns: u64,
     /// How long the next rest is.
@@ -40,14 +46,15 @@ impl Yield {
     /// Fewer captures than one in so many tried are not worth it.
     const WORTH: u64 = 8;
 
-    /// A batch brought so much, of `mapped` pages in all. True when the sweep has been round in vain: then it rests.
-    fn note(&mut self, captured: u64, stuck: u64, mapped: u64, now_ns: u64) -> bool {
+    /// A batch brought so much, of `mapped` pages in all, `fixed` of which are never tried. True when the sweep has been round in
+    /// vain: then it rests.
+    fn note(&mut self, captured: u64, stuck: u64, mapped: u64, fixed: u64, now_ns: u64) -> bool {
         self.captured += captured;
         self.tried += captured + stuck;
-        if self.tried < mapped {
+        if self.tried < mapped.saturating_sub(fixed) {
             return false;
         }
-        let in_vain = self.captured * Self::WORTH < self.tried;
+        let in_vain = self.captured * Self::WORTH < self.tried + fixed;
         (self.tried, self.captured) = (0, 0);
         if in_vain {
             self.rest_ns = (self.rest_ns * 2).clamp(Self::RESTS_NS.0, Self::RESTS_NS.1);
@@ -157,12 +164,28 @@ impl Driver {
     /// A batch brought `captured` pages, and `stuck` would not leave. Faults must not wait for those, and may go past the
     /// budget: a little while the sweep goes on, and freely once it has been round in vain.
     pub(super) fn note_yield(&mut self, captured: u64, stuck: u64) {
-        let in_vain = self.yields.note(captured, stuck, self.core.mapped_pages(), now_ns());
+        let now_ns = now_ns();
+        let fixed = self.fixed_pages(now_ns);
+        let in_vain = self.yields.note(captured, stuck, self.core.mapped_pages(), fixed, now_ns);
         self.core.set_overdraft(match (in_vain, captured) {
             (true, _) => u64::MAX / 2,
             (false, 0) => OVERDRAFT_PAGES,
             (false, _) => 0,
         });
+    }
+
+    /// Pages of targets that nothing can be captured from: forked children that are not equipped yet, for want of descriptors, say.
+    fn fixed_pages(&mut self, now_ns: u64) -> u64 {
+        let is_fixed = |target: &&Target| !target.takes_orders() && !target.leaving;
+        let mut them = self.targets.iter().flatten().filter(is_fixed).peekable();
+        if them.peek().is_none() {
+            return 0;
+        }
+        if now_ns >= self.yields.fixed.1 {
+            let pages = them.map(|target| self.core.held_by(target.id).0).sum();
+            self.yields.fixed = (pages, now_ns + FIXED_FOR_NS);
+        }
+        self.yields.fixed.0
     }
 
     /// Captures what has become a target's own since it was refused: the kernel may soon merge it again. False when there is
@@ -319,5 +342,32 @@ impl Driver {
             }
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Yield;
+
+    #[test]
+    fn a_sweep_that_is_round_in_vain_rests_ever_longer() {
+        let mut yields = Yield::default();
+        assert!(!yields.note(0, 90, 100, 0, 0), "it is not round yet");
+        assert!(yields.note(1, 9, 100, 0, 0));
+        assert!(yields.is_resting(Yield::RESTS_NS.0 - 1) && !yields.is_resting(Yield::RESTS_NS.0));
+        assert!(yields.note(0, 100, 100, 0, 0));
+        assert!(yields.is_resting(2 * Yield::RESTS_NS.0 - 1));
+        assert!(!yields.note(50, 50, 100, 0, 0), "half of it could leave");
+    }
+
+    /// A child that had an agent was left with nothing by fifteen that had none, for want of descriptors: its two pages took turns.
+    #[test]
+    fn who_alone_can_be_captured_from_is_left_something() {
+        let mut yields = Yield::default();
+        // All that was tried left: a hundred pages beside a thousand that cannot.
+        assert!(yields.note(100, 0, 1100, 1000, 0));
+        // Nearly half of all can leave.
+        assert!(!yields.note(100, 0, 1900, 1000, 0));
+        assert!(!yields.note(800, 0, 1900, 1000, 0));
     }
 }
