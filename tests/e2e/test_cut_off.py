@@ -25,7 +25,8 @@ def cut_off(processes, build):
         cut = processes.start([cutoff, pager.pid, event, messages], stdout=subprocess.PIPE, text=True)
         ready = cut.stdout.readline()
         begin()
-        said = cut.communicate(timeout=SLACK_SECONDS)[0]
+        # Not by `communicate`: where both lines come at once, the other is with the first in the reader's buffer.
+        said = cut.stdout.read()
         return pager.wait(5) == -signal.SIGKILL and (ready, said) == ("READY\n", "KILLED\n")
 
     return kill
