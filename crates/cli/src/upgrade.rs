@@ -11,6 +11,8 @@ use spillway_pager::{Error, Remains};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+/// How long the old pager may take to stand still. Longer than it takes at the most: once it stands it ends, asked for still or not.
+const STANDS_WITHIN: Duration = Duration::from_secs(10);
 /// How long the old pager's process may take to end.
 const END_WITHIN: Duration = Duration::from_secs(5);
 
@@ -48,7 +50,7 @@ pub(crate) fn upgrade(args: &Args) -> Result<u8, Failure> {
     sys::block_signals();
     let begun = Instant::now();
     let request = Request::HandOver { version: spillway_store::vault::VERSION };
-    control::ask(&mut found.lines, &request, sockets::ANSWER_LIMIT, &mut |_, _| {}).map_err(Failure::refused)?;
+    control::ask(&mut found.lines, &request, STANDS_WITHIN, &mut |_, _| {}).map_err(Failure::refused)?;
     let root = found.listing.snapshot.pid;
     let remains = loop {
         match Remains::find(root) {

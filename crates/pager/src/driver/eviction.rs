@@ -26,7 +26,7 @@ const FIXED_FOR_NS: u64 = 10_000_000;
 
 /// How well captures do. Where most of what is left is pinned, locked, or shared with a forked child, sweeping on and on
 /// would take a CPU and bring nothing. Where it is in targets that nothing can be captured from, the others would be left with
-/// nothing: each page that they touch would leave for the next.
+/// nothing: each page that they touch would leave for the next. They are left an eighth of the budget, also beyond it.
 #[derive(Default)]
 pub(super) struct Yield {
     /// Pages tried, and captured, since the sweep was last round.
@@ -40,29 +40,44 @@ pub(super) struct Yield {
     rest_ns: u64,
 }
 
+/// In pages: what targets hold, what of it is never tried, and how much may be local.
+struct All {
+    mapped: u64,
+    fixed: u64,
+    budget: u64,
+}
+
 impl Yield {
     /// The first rest, and the longest.
     const RESTS_NS: (u64, u64) = (200_000, 50_000_000);
     /// Fewer captures than one in so many tried are not worth it.
     const WORTH: u64 = 8;
+    /// Where others are left less of the budget than one part in so many, they are left that, and for so long.
+    const LEFT: u64 = 8;
+    const LEFT_FOR_NS: u64 = 5_000_000;
 
-    /// A batch brought so much, of `mapped` pages in all, `fixed` of which are never tried. True when the sweep has been round in
-    /// vain: then it rests.
-    fn note(&mut self, captured: u64, stuck: u64, mapped: u64, fixed: u64, now_ns: u64) -> bool {
+    /// A batch brought so much, of `all`. Once the sweep has been round it may rest: then, how far faults may go past the budget
+    /// meanwhile.
+    fn note(&mut self, captured: u64, stuck: u64, all: &All, now_ns: u64) -> Option<u64> {
         self.captured += captured;
         self.tried += captured + stuck;
-        if self.tried < mapped.saturating_sub(fixed) {
-            return false;
+        if self.tried < all.mapped.saturating_sub(all.fixed) {
+            return None;
         }
-        let in_vain = self.captured * Self::WORTH < self.tried + fixed;
+        let in_vain = self.captured * Self::WORTH < self.tried;
         (self.tried, self.captured) = (0, 0);
         if in_vain {
             self.rest_ns = (self.rest_ns * 2).clamp(Self::RESTS_NS.0, Self::RESTS_NS.1);
             self.until_ns = now_ns + self.rest_ns;
-        } else {
-            self.rest_ns = 0;
+            return Some(u64::MAX / 2);
         }
-        in_vain
+        self.rest_ns = 0;
+        let left = all.budget / Self::LEFT;
+        if all.fixed.saturating_add(left) <= all.budget {
+            return None;
+        }
+        self.until_ns = now_ns + Self::LEFT_FOR_NS;
+        Some(left.max(OVERDRAFT_PAGES))
     }
 
     /// Waits a moment.
@@ -166,12 +181,9 @@ impl Driver {
     pub(super) fn note_yield(&mut self, captured: u64, stuck: u64) {
         let now_ns = now_ns();
         let fixed = self.fixed_pages(now_ns);
-        let in_vain = self.yields.note(captured, stuck, self.core.mapped_pages(), fixed, now_ns);
-        self.core.set_overdraft(match (in_vain, captured) {
-            (true, _) => u64::MAX / 2,
-            (false, 0) => OVERDRAFT_PAGES,
-            (false, _) => 0,
-        });
+        let all = All { mapped: self.core.mapped_pages(), fixed, budget: self.core.budget_pages() };
+        let rests = self.yields.note(captured, stuck, &all, now_ns);
+        self.core.set_overdraft(rests.unwrap_or(if captured == 0 { OVERDRAFT_PAGES } else { 0 }));
     }
 
     /// Pages of targets that nothing can be captured from: forked children that are not equipped yet, for want of descriptors, say.
@@ -347,27 +359,32 @@ impl Driver {
 
 #[cfg(test)]
 mod tests {
-    use super::Yield;
+    use super::{All, OVERDRAFT_PAGES, Yield};
 
     #[test]
     fn a_sweep_that_is_round_in_vain_rests_ever_longer() {
         let mut yields = Yield::default();
-        assert!(!yields.note(0, 90, 100, 0, 0), "it is not round yet");
-        assert!(yields.note(1, 9, 100, 0, 0));
+        let all = All { mapped: 100, fixed: 0, budget: 100 };
+        assert_eq!(yields.note(0, 90, &all, 0), None, "it is not round yet");
+        assert_eq!(yields.note(1, 9, &all, 0), Some(u64::MAX / 2));
         assert!(yields.is_resting(Yield::RESTS_NS.0 - 1) && !yields.is_resting(Yield::RESTS_NS.0));
-        assert!(yields.note(0, 100, 100, 0, 0));
+        assert_eq!(yields.note(0, 100, &all, 0), Some(u64::MAX / 2));
         assert!(yields.is_resting(2 * Yield::RESTS_NS.0 - 1));
-        assert!(!yields.note(50, 50, 100, 0, 0), "half of it could leave");
+        assert_eq!(yields.note(50, 50, &all, 0), None, "half of it could leave");
     }
 
-    /// A child that had an agent was left with nothing by fifteen that had none, for want of descriptors: its two pages took turns.
+    /// A child that had an agent was left with nothing by ten that had none, for want of descriptors: its two pages took turns.
     #[test]
     fn who_alone_can_be_captured_from_is_left_something() {
-        let mut yields = Yield::default();
-        // All that was tried left: a hundred pages beside a thousand that cannot.
-        assert!(yields.note(100, 0, 1100, 1000, 0));
-        // Nearly half of all can leave.
-        assert!(!yields.note(100, 0, 1900, 1000, 0));
-        assert!(!yields.note(800, 0, 1900, 1000, 0));
+        let beside = |fixed, budget| {
+            let mut yields = Yield::default();
+            let all = All { mapped: fixed + 100, fixed, budget };
+            (yields.note(99, 0, &all, 0), yields.note(1, 0, &all, 0), yields.is_resting(0))
+        };
+        assert_eq!(beside(10_000, 1600), (None, Some(200), true));
+        assert_eq!(beside(1500, 1600), (None, Some(200), true));
+        assert_eq!(beside(100, 80), (None, Some(OVERDRAFT_PAGES), true));
+        assert_eq!(beside(1400, 1600), (None, None, false), "an eighth is left");
+        assert_eq!(beside(0, 100), (None, None, false));
     }
 }
