@@ -104,7 +104,7 @@ def test_again_and_again(spillway, target):
 
 MANY_CHILDREN = """
 import hashlib, os, sys, time
-memory = bytearray(os.urandom(1 << 20) * 8)
+memory = bytearray(os.urandom(1 << 20) * 24)
 right = hashlib.blake2b(memory).digest()
 children = []
 for _ in range(16):
@@ -120,7 +120,7 @@ sys.exit(any(os.waitpid(child, 0)[1] for child in children) or hashlib.blake2b(m
 def test_a_pager_without_descriptors_to_spare_ends_nobody(spillway):
     """Nothing of a process can be read then, which was taken for its end."""
     few = (56, 56)
-    ended = spillway.run([sys.executable, "-c", MANY_CHILDREN], "8M", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, few))
+    ended = spillway.run([sys.executable, "-c", MANY_CHILDREN], "12M", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, few))
     assert ended.status == 0, ended.err
 
 
