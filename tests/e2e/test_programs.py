@@ -14,7 +14,7 @@ import threading
 
 import clients
 import pytest
-from harness import MIB, anonymous_bytes, assert_kernel_sees, assert_paged, eventually, half, undisturbed
+from harness import MIB, anonymous_bytes, assert_kernel_sees, assert_paged, eventually, half
 
 # Builds a buffer of noise, text and zeros, then hashes and rewrites it, a line a round, `rounds` times or until SIGTERM.
 CPYTHON = """
@@ -273,29 +273,3 @@ def test_the_two_witnesses_agree(native):
     done = native.run([sys.executable, "-c", "import time; b = bytearray(b'x' * (100 << 20)); time.sleep(0.2)"]).must_succeed()
     assert 100 * MIB <= done.anonymous_peak_bytes <= 240 * MIB
     assert hashlib.sha256(value(b"a", 0)).digest() != hashlib.sha256(value(b"a", 1)).digest()
-
-
-BETWEEN_FAULTS = """
-import mmap, random, time
-memory = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-pages = range(0, len(memory), 4096)
-for at in pages:
-    memory[at : at + 8] = at.to_bytes(8, "little")
-computed = 0
-for at in random.Random(1).sample(pages, 500):
-    assert int.from_bytes(memory[at : at + 8], "little") == at
-    began = time.perf_counter()
-    while time.perf_counter() < began + 0.002:
-        pass
-    computed += time.perf_counter() - began
-print(computed)
-"""
-
-
-def test_a_programs_own_time_is_not_that_of_its_faults(spillway):
-    """On the CPU that it shares with the fault thread, a woken program runs before the call that woke it has returned."""
-    result = undisturbed(lambda: spillway.run([sys.executable, "-c", BETWEEN_FAULTS], "32M").must_succeed())
-    faults = result.stats["fault_us"]
-    # Each fourth fault or so is followed by 2 ms of the program's: half of that time would be in them, or more.
-    assert faults["mean"] * result.stats["faults"] < float(result.out) * 1e6 / 3, (result.out, result.stats)
-    assert faults["p50"] <= faults["p99"] <= faults["p999"] <= faults["max"] and 0 < faults["mean"] <= faults["max"]
