@@ -176,13 +176,44 @@ fn a_full_store_gets_clean_copies_back() {
     pager.installed(plan, Outcome { done: 1, stop: None });
     let handle = pager.handle_of(page);
     assert!(handle.is_some() && pager.state_of(page) == State::Mapped);
-    pager.forgo_clean(1, |_| false);
+    pager.forgo_clean(1, |_| 0);
     assert!(!pager.has_released());
     // That pass ends, and the next begins.
-    (0..2).for_each(|_| pager.forgo_clean(1, |_| true));
+    (0..2).for_each(|_| pager.forgo_clean(1, |_| u64::MAX));
     assert_eq!((pager.next_released(), pager.handle_of(page)), (handle, None));
-    pager.forgo_clean(10, |_| true);
+    pager.forgo_clean(10, |_| u64::MAX);
     assert!(!pager.has_released());
+    pager.audit();
+}
+
+#[test]
+fn a_store_that_is_asked_about_many_copies_has_those_back_that_it_names() {
+    const PAGES: u64 = 150;
+    let mut pager = Pager::new(Config { budget: Budget::Pages(1000), buffers: 64, write_batch: 1 });
+    let target = pager.add_target();
+    fill(&mut pager, target, span(100, PAGES));
+    let handle_of = |at: u64| HandleBits::new(u32::try_from(at).unwrap() + 1).unwrap();
+    for at in 0..PAGES {
+        let page = page_at(&pager, target, 100 + at);
+        let buffer = pager.take_buffer().expect("enough buffers");
+        pager.captured(page, Captured::Moved(buffer));
+        pager.read(page, buffer, Bytes::Here);
+        let write = pager.next_write(true).expect("it was just captured");
+        pager.written(write, handle_of(at), false);
+    }
+    for at in 0..PAGES {
+        let plan = pager.fault(target, span(100 + at, 1).start);
+        pager.installed(plan, Outcome { done: 1, stop: None });
+    }
+    let is_named = |handle: &HandleBits| handle.get() % 7 == 3;
+    let mut asked = Vec::new();
+    pager.forgo_clean(usize::try_from(PAGES).unwrap(), |handles| {
+        asked.extend_from_slice(handles);
+        handles.iter().enumerate().fold(0, |bits, (at, handle)| bits | u64::from(is_named(handle)) << at)
+    });
+    assert_eq!(asked, (0..PAGES).map(handle_of).collect::<Vec<_>>());
+    let released: Vec<_> = std::iter::from_fn(|| pager.next_released()).collect();
+    assert_eq!(released, asked.into_iter().rev().filter(is_named).collect::<Vec<_>>());
     pager.audit();
 }
 

@@ -424,7 +424,7 @@ impl Driver {
         self.write(busy, came);
         if self.core.is_store_full() {
             // Soon there are none.
-            self.core.forgo_clean(FREES_PER_TURN, |_| true);
+            self.core.forgo_clean(FREES_PER_TURN, |_| u64::MAX);
         }
         self.retry_waiting();
         self.tend_merging();

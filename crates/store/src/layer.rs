@@ -208,8 +208,8 @@ impl Store for Layer {
         self.inner.protection()
     }
 
-    fn is_burden(&mut self, handle: Handle) -> bool {
-        self.inner.is_burden(handle)
+    fn burdens(&mut self, handles: &[Handle]) -> u64 {
+        self.inner.burdens(handles)
     }
 
     fn has_burdens(&mut self) -> bool {

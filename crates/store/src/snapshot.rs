@@ -151,8 +151,13 @@ impl Store for Snapshot {
         self.inner.protection()
     }
 
-    fn is_burden(&mut self, handle: Handle) -> bool {
-        !is_of_file(handle) && self.inner.is_burden(handle)
+    fn burdens(&mut self, handles: &[Handle]) -> u64 {
+        let kept = |&(_, handle): &(usize, &Handle)| !is_of_file(*handle);
+        handles
+            .iter()
+            .enumerate()
+            .filter(kept)
+            .fold(0, |found, (at, &handle)| found | self.inner.burdens(&[handle]) << at)
     }
 
     fn has_burdens(&mut self) -> bool {

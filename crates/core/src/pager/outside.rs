@@ -7,6 +7,8 @@ use crate::units::{Address, PageIndex, TargetId};
 
 /// Chunks that one call of [`Pager::forgo_clean`] looks at: some ten microseconds.
 const FORGOING_CHUNKS: usize = 16;
+/// Clean copies that the store is asked about at a time: as many as an answer has bits.
+const ASKED_AT_A_TIME: usize = u64::BITS as usize;
 
 impl Pager {
     /// Up to `most` pages that are not in their targets, and where they belong; none when a whole pass found none. The
@@ -62,15 +64,29 @@ impl Pager {
         lost
     }
 
-    /// Looks at up to `most` clean copies of pages that are in their targets, and gives up those that `is_burden` to the store. The
-    /// pass goes on from call to call, each of which looks at a few chunks only.
-    pub fn forgo_clean(&mut self, most: usize, mut is_burden: impl FnMut(HandleBits) -> bool) {
-        let mut chunks = FORGOING_CHUNKS;
-        for _ in 0..most {
-            let Some(page) = self.table.next_clean(&mut self.clean_hand, &mut chunks) else { return };
-            if self.handle_of(page).is_some_and(&mut is_burden) {
-                self.step(page, Step::Forgo);
+    /// Looks at up to `most` clean copies of pages that are in their targets, and gives up those that are `burdens` to the store,
+    /// which answers with a bit for each. The pass goes on from call to call, each of which looks at a few chunks only.
+    pub fn forgo_clean(&mut self, most: usize, mut burdens: impl FnMut(&[HandleBits]) -> u64) {
+        let (mut chunks, mut left) = (FORGOING_CHUNKS, most);
+        let mut pages = [PageIndex(0); ASKED_AT_A_TIME];
+        let mut handles = [HandleBits::MIN; ASKED_AT_A_TIME];
+        while left > 0 {
+            let (wanted, mut count) = (left.min(ASKED_AT_A_TIME), 0);
+            while count < wanted {
+                let Some(page) = self.table.next_clean(&mut self.clean_hand, &mut chunks) else { break };
+                if let Some(handle) = self.handle_of(page) {
+                    (pages[count], handles[count]) = (page, handle);
+                    count += 1;
+                }
             }
+            let found = burdens(&handles[..count]);
+            for at in (0..count).filter(|at| found >> at & 1 == 1) {
+                self.forgo(pages[at], handles[at]);
+            }
+            if count < wanted {
+                return;
+            }
+            left -= wanted;
         }
     }
 

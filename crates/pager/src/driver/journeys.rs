@@ -9,7 +9,7 @@ use spillway_core::page::{HandleBits, State};
 use spillway_core::pager::{Outcome, Pager, Plan, Served, Stop};
 use spillway_core::streams::BLOCK_PAGES_MAX;
 use spillway_core::{Address, PageIndex, Span, TargetId};
-use spillway_store::{Completion, Got, Store, StoreError, Urgency};
+use spillway_store::{BURDENS_MAX, Completion, Got, Store, StoreError, Urgency};
 
 use super::Driver;
 use super::hands::{index, pages, to_bits, to_handle};
@@ -25,11 +25,11 @@ const WRITES: usize = 2048;
 const BLOCK: usize = 16;
 /// Pages whose copies the store is asked about for each page that comes home, where some of them are a burden to it. So each is asked about
 /// several times before it leaves: the sooner a copy goes, the more it saves.
-pub(super) const LOOKS_PER_PAGE: usize = 16;
+pub(super) const LOOKS_PER_PAGE: usize = 8;
 /// Looks that are made at a time while an answer is waited for, some microseconds.
-const LOOKS_AT_A_TIME: usize = 4 * LOOKS_PER_PAGE;
+const LOOKS_AT_A_TIME: usize = BURDENS_MAX;
 /// Looks that are put off until then.
-const LOOKS_OWED_MAX: usize = 64 * LOOKS_PER_PAGE;
+const LOOKS_OWED_MAX: usize = 16 * BURDENS_MAX;
 const _: () = assert!(BLOCK as u64 == BLOCK_PAGES_MAX);
 
 /// A block on its way from the store.
@@ -367,7 +367,7 @@ impl Driver {
 
     /// A page has come home. Its copy may be a burden to the store, and with it those of others that have been there for longer.
     fn lay_down(&mut self, page: PageIndex, handle: Option<HandleBits>) {
-        let is_burden = |handle: &HandleBits| self.hands.store.is_burden(to_handle(*handle));
+        let is_burden = |handle: &HandleBits| self.hands.store.burdens(&[to_handle(*handle)]) != 0;
         if let Some(handle) = handle.filter(is_burden) {
             self.core.forgo(page, handle);
         }
@@ -391,7 +391,11 @@ impl Driver {
     pub(super) fn lay_others_down(&mut self, looks: usize) {
         let store = &mut self.hands.store;
         if store.has_burdens() {
-            self.core.forgo_clean(looks, |bits| store.is_burden(to_handle(bits)));
+            self.core.forgo_clean(looks, |bits| {
+                let mut handles = [to_handle(HandleBits::MIN); BURDENS_MAX];
+                handles.iter_mut().zip(bits).for_each(|(handle, &bits)| *handle = to_handle(bits));
+                store.burdens(&handles[..bits.len().min(BURDENS_MAX)])
+            });
         }
     }
 }

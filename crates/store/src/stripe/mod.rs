@@ -447,8 +447,8 @@ impl Store for Stripes {
         self.core.free(&mut *self.members, handle);
     }
 
-    fn is_burden(&mut self, handle: Handle) -> bool {
-        self.core.is_burden(handle, || self.members.now())
+    fn burdens(&mut self, handles: &[Handle]) -> u64 {
+        self.core.burdens(handles, || self.members.now())
     }
 
     fn has_burdens(&mut self) -> bool {

@@ -11,7 +11,7 @@ use super::members::{Members, Presence};
 use super::pace::Budget;
 use super::table::{Lives, Place, State};
 use super::{Core, DATA_MAX, LOOK, SOON, Shape};
-use crate::{Handle, Urgency};
+use crate::{BURDENS_MAX, Handle, Urgency};
 use spillway_core::Page;
 
 /// Rows looked at in one step, for a few microseconds.
@@ -336,7 +336,7 @@ impl Core {
 
     /// A page is local as well: whether it had better have no copy here, because nothing else keeps its row from going, and there are too
     /// many holes. That costs what putting the page again would, as far as pages leave as they came.
-    pub(super) fn is_burden(&mut self, handle: Handle, now: impl FnOnce() -> Instant) -> bool {
+    fn is_burden(&mut self, handle: Handle, now: impl FnOnce() -> Instant) -> bool {
         let Some((place, home)) = self.pages.alone(handle) else { return false };
         if !home {
             self.set_home(handle, true);
@@ -347,6 +347,19 @@ impl Core {
             self.counts.dropped_copies += 1;
         }
         is_burden
+    }
+
+    /// Which of these pages, all of them local as well, had better have no copy here, bit by bit.
+    pub(super) fn burdens(&mut self, handles: &[Handle], now: impl Fn() -> Instant) -> u64 {
+        // A page's place and its row are far from each other and from those of others: all are asked for before one is looked at, as
+        // one after the other each would be waited for. Few are worth more than that.
+        let mut places = [None; BURDENS_MAX];
+        places.iter_mut().zip(handles).for_each(|(place, &handle)| *place = self.pages.alone(handle));
+        let is_doubtful = |(place, home): (Place, bool)| !home || self.rows.lives(place.row).outside == 0;
+        let doubtful = places.iter().map(|place| place.is_some_and(is_doubtful));
+        let doubtful = doubtful.enumerate().fold(0_u64, |bits, (at, is)| bits | u64::from(is) << at);
+        let doubtful = (0..handles.len()).filter(|at| doubtful >> at & 1 == 1);
+        doubtful.fold(0, |found, at| found | u64::from(self.is_burden(handles[at], &now)) << at)
     }
 
     /// Whether rows are kept by pages alone that are local as well, and there are means to do without those copies.

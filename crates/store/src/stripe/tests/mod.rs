@@ -15,7 +15,7 @@ use model::{Model, Seen, Setting, Weather};
 
 use super::watch::SILENT_AFTER;
 use super::{Mutation, Shape};
-use crate::{Store as _, Urgency};
+use crate::{BURDENS_MAX, Store as _, Urgency};
 
 const SHAPES: [(usize, usize, usize); 6] = [(2, 1, 3), (4, 1, 5), (4, 1, 7), (1, 1, 2), (2, 2, 5), (4, 2, 6)];
 
@@ -161,6 +161,27 @@ fn copies_of_local_pages_in_rows_of_holes_are_given_up_and_not_moved() {
     assert!(after.groups + given_up / 2 <= before.groups + 1, "{after:?}");
     assert_eq!((after.chunks_put, after.chunks_got), (before.chunks_put, before.chunks_got));
     model.read_all();
+}
+
+#[test]
+fn copies_that_are_asked_about_together_are_judged_as_one_by_one() {
+    let model = || {
+        let mut model = Model::new(Setting { entries: 200, steps: 0, ..setting(1, Weather::Survivable) }, 1);
+        model.fill();
+        (0..200).filter(|at| at % 4 > 1).for_each(|at| model.free(at));
+        let handles: Vec<_> = model.table[..100].iter().flatten().map(|entry| entry.handle).collect();
+        (model, handles)
+    };
+    let ((mut one, handles), (mut other, same)) = (model(), model());
+    assert!(handles == same && (33..BURDENS_MAX).contains(&handles.len()));
+    // At first the other page of each row is not known to be local as well.
+    for count in [handles.len() / 2, handles.len()] {
+        let together = one.stripes.burdens(&handles);
+        let singly = handles.iter().enumerate().map(|(at, &handle)| other.stripes.burdens(&[handle]) << at);
+        assert_eq!(together, singly.fold(0, |bits, bit| bits | bit));
+        assert_eq!(together.count_ones() as usize, count, "{together:b}");
+    }
+    assert_eq!(one.stripes.core.counts, other.stripes.core.counts);
 }
 
 #[test]

@@ -361,7 +361,7 @@ impl Model {
 
     /// The page is local as well: does without the copy if that is a burden. Whether it was.
     pub(super) fn give_up(&mut self, at: usize) -> bool {
-        let is_burden = self.table[at].is_some_and(|entry| self.stripes.is_burden(entry.handle));
+        let is_burden = self.table[at].is_some_and(|entry| self.stripes.burdens(&[entry.handle]) != 0);
         if is_burden {
             self.free(at);
         }
