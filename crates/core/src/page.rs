@@ -25,6 +25,9 @@
 /// A store's name for a kept page, as the table holds it. Never zero.
 pub type HandleBits = std::num::NonZeroU32;
 
+/// Clean copies that a store is asked about at a time: as many as an answer has bits.
+pub const BURDENS_MAX: usize = u64::BITS as usize;
+
 /// Index of one of the pager's page buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BufferIndex(pub u32);

@@ -41,9 +41,6 @@ pub use spillway_codec::is_zero;
 /// Bits that a [`Handle`] may take, so that a page table can keep it beside two bits of its own in 32.
 pub const HANDLE_BITS: u32 = 30;
 
-/// Handles that [`Store::burdens`] takes at a time.
-pub const BURDENS_MAX: usize = u64::BITS as usize;
-
 /// Names one reference to a stored page. Never zero; at most [`HANDLE_BITS`] bits.
 ///
 /// Two references may have the same value: the store counts them.
@@ -148,8 +145,8 @@ pub trait Store: Send {
     fn share(&mut self, handle: Handle) -> Handle;
     /// Releases one reference. With the last one, what is pending for the handle is called off: no completion comes.
     fn free(&mut self, handle: Handle);
-    /// Tells that the pages behind these handles, at most [`BURDENS_MAX`], are local as well, and asks whose copies cost more to keep
-    /// than to write again: the store would have to move them to win back room. A bit for each; the caller then frees those.
+    /// Tells that the pages behind these handles, at most [`BURDENS_MAX`](spillway_core::page::BURDENS_MAX), are local as well, and asks whose
+    /// copies cost more to keep than to write again: the store would have to move them to win back room. A bit for each; the caller then frees those.
     fn burdens(&mut self, _handles: &[Handle]) -> u64 {
         0
     }

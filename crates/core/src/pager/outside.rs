@@ -1,14 +1,12 @@
 //! Which pages are not in their targets, and what can be given up of those that are.
 
 use super::Pager;
-use crate::page::{HandleBits, State, Step};
+use crate::page::{BURDENS_MAX, HandleBits, State, Step};
 use crate::table::CHUNK_PAGES;
 use crate::units::{Address, PageIndex, TargetId};
 
 /// Chunks that one call of [`Pager::forgo_clean`] looks at: some ten microseconds.
 const FORGOING_CHUNKS: usize = 16;
-/// Clean copies that the store is asked about at a time: as many as an answer has bits.
-const ASKED_AT_A_TIME: usize = u64::BITS as usize;
 
 impl Pager {
     /// Up to `most` pages that are not in their targets, and where they belong; none when a whole pass found none. The
@@ -65,13 +63,14 @@ impl Pager {
     }
 
     /// Looks at up to `most` clean copies of pages that are in their targets, and gives up those that are `burdens` to the store,
-    /// which answers with a bit for each. The pass goes on from call to call, each of which looks at a few chunks only.
+    /// which is asked about [`BURDENS_MAX`] at a time and answers with a bit for each. The pass goes on from call to call, each of which
+    /// looks at a few chunks only.
     pub fn forgo_clean(&mut self, most: usize, mut burdens: impl FnMut(&[HandleBits]) -> u64) {
         let (mut chunks, mut left) = (FORGOING_CHUNKS, most);
-        let mut pages = [PageIndex(0); ASKED_AT_A_TIME];
-        let mut handles = [HandleBits::MIN; ASKED_AT_A_TIME];
+        let mut pages = [PageIndex(0); BURDENS_MAX];
+        let mut handles = [HandleBits::MIN; BURDENS_MAX];
         while left > 0 {
-            let (wanted, mut count) = (left.min(ASKED_AT_A_TIME), 0);
+            let (wanted, mut count) = (left.min(BURDENS_MAX), 0);
             while count < wanted {
                 let Some(page) = self.table.next_clean(&mut self.clean_hand, &mut chunks) else { break };
                 if let Some(handle) = self.handle_of(page) {

@@ -5,11 +5,11 @@
 
 use std::collections::HashMap;
 
-use spillway_core::page::{HandleBits, State};
+use spillway_core::page::{BURDENS_MAX, HandleBits, State};
 use spillway_core::pager::{Outcome, Pager, Plan, Served, Stop};
 use spillway_core::streams::BLOCK_PAGES_MAX;
 use spillway_core::{Address, PageIndex, Span, TargetId};
-use spillway_store::{BURDENS_MAX, Completion, Got, Store, StoreError, Urgency};
+use spillway_store::{Completion, Got, Store, StoreError, Urgency};
 
 use super::Driver;
 use super::hands::{index, pages, to_bits, to_handle};
@@ -394,7 +394,7 @@ impl Driver {
             self.core.forgo_clean(looks, |bits| {
                 let mut handles = [to_handle(HandleBits::MIN); BURDENS_MAX];
                 handles.iter_mut().zip(bits).for_each(|(handle, &bits)| *handle = to_handle(bits));
-                store.burdens(&handles[..bits.len().min(BURDENS_MAX)])
+                store.burdens(&handles[..bits.len()])
             });
         }
     }

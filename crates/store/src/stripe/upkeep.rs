@@ -11,8 +11,9 @@ use super::members::{Members, Presence};
 use super::pace::Budget;
 use super::table::{Lives, Place, State};
 use super::{Core, DATA_MAX, LOOK, SOON, Shape};
-use crate::{BURDENS_MAX, Handle, Urgency};
+use crate::{Handle, Urgency};
 use spillway_core::Page;
+use spillway_core::page::BURDENS_MAX;
 
 /// Rows looked at in one step, for a few microseconds.
 const ROWS_PER_STEP: usize = 64;

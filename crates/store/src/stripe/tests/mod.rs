@@ -15,7 +15,8 @@ use model::{Model, Seen, Setting, Weather};
 
 use super::watch::SILENT_AFTER;
 use super::{Mutation, Shape};
-use crate::{BURDENS_MAX, Store as _, Urgency};
+use crate::{Store as _, Urgency};
+use spillway_core::page::BURDENS_MAX;
 
 const SHAPES: [(usize, usize, usize); 6] = [(2, 1, 3), (4, 1, 5), (4, 1, 7), (1, 1, 2), (2, 2, 5), (4, 2, 6)];
 
