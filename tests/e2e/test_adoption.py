@@ -517,6 +517,18 @@ def test_daemon_lives_on_with_its_memory(processes, spillway, build, tmp_path):
     assert said.read_text() == "OK\n"
 
 
+def test_a_child_that_nobody_has_told_of_keeps_its_pager(processes, spillway, servers, build, tmp_path):
+    """The program ends as soon as it has forked, while a slow pool is waited for before the fork is told of: the pager ended, too."""
+    said = tmp_path / "said"
+    options = ["--pool", f"tcp://{servers.spillway().address}?delay=60ms"]
+    for _ in range(3):
+        program = Program(processes, [build("daemonise"), 14, said, 512], spillway, "12M", options)
+        assert program.status(30) == 0
+        eventually(lambda: said.exists() and said.read_text(), "the daemon's verdict", 20)
+        assert said.read_text() == "OK\n"
+        said.unlink()
+
+
 def test_orphan_grandchild_keeps_its_pager(processes, spillway, fill, tmp_path):
     """The program that was run is gone, the status is told, and a child left behind still has all of its memory."""
     os.mkfifo(tmp_path / "in")

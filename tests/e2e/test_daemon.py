@@ -393,6 +393,20 @@ def test_who_asks_about_many_targets_costs_the_daemon_little_memory(processes, d
     assert after - before < 7 * 128, f"{before} KiB became {after}"
 
 
+def test_a_target_lives_on_in_a_child_that_nobody_has_told_of(processes, spillway, servers, daemon, build, tmp_path):
+    """Its first process ends as soon as it has forked, while a slow pool is waited for before the fork is told of: its child can be let go."""
+    said = tmp_path / "said"
+    daemon.start("--local", "12M", "--pool", f"tcp://{servers.spillway().address}?delay=60ms")
+    for _ in range(3):
+        program = processes.start([spillway.path, "run", "-q", "--", build("daemonise"), 14, said, 128])
+        assert program.wait(30) == 0
+        (target,) = daemon.done(op="stats")["targets"]
+        daemon.done(op="release", pid=target["pid"])
+        eventually(lambda: said.exists() and said.read_text(), "the daemon's verdict", 20)
+        assert said.read_text() == "OK\n"
+        said.unlink()
+
+
 @pytest.mark.limit(int(CHURN_SECONDS + 80))
 def test_many_come_and_go_and_nothing_is_left(processes, spillway, daemon, fill):
     seed = int(os.environ.get("SPILLWAY_TORTURE_SEED", "0")) or int(time.time())

@@ -401,7 +401,7 @@ impl Pager {
         None
     }
 
-    /// Whether any managed or watched process is left.
+    /// Whether any managed process is left, or one that may be managed yet. If not, there will be none again.
     pub fn has_targets(&self) -> bool {
         if self.released.load(Relaxed) {
             return false;
@@ -411,13 +411,20 @@ impl Pager {
         }
         let managed = self.managed.lock().is_ok_and(|pids| !pids.is_empty()) || self.shared.orphans.load(Relaxed) > 0;
         let alive = |pid| procfs::living_thread(pid).is_some();
-        match self.parent {
-            None => managed || alive(self.root),
-            Some(parent) => {
-                let own = std::process::id().cast_signed();
-                managed || procfs::children(parent).unwrap_or_default().into_iter().any(|pid| pid != own && alive(pid))
-            }
-        }
+        let own = std::process::id().cast_signed();
+        managed
+            || self.parent.map_or_else(
+                || alive(self.root),
+                |parent| procfs::children(parent).unwrap_or_default().into_iter().any(|pid| pid != own && alive(pid)),
+            )
+            || self.is_anyone_left()
+    }
+
+    /// What was published is late, and a child of which nobody has told yet would read zeros without this pager.
+    fn is_anyone_left(&self) -> bool {
+        let (reply, answer) = channel();
+        let _ = self.requests.send(Request::IsAnyoneLeft(reply));
+        answer.recv().unwrap_or(false)
     }
 }
 

@@ -70,6 +70,8 @@ pub enum Request {
     StandStill(Sender<()>, Receiver<()>),
     /// A new budget.
     Budget(Local),
+    /// Tell whether anyone is left who is served. If not, nobody will be again.
+    IsAnyoneLeft(Sender<bool>),
     /// Bring everything home and leave; progress and the answer are sent back.
     Release(Sender<Departure>),
     /// The same for one tree.
@@ -255,6 +257,10 @@ impl Watcher {
                 }
             }
             Request::Budget(local) => self.local = local,
+            Request::IsAnyoneLeft(reply) => {
+                self.ended |= !self.is_anyone_left();
+                let _ = reply.send(!self.ended);
+            }
             Request::Release(reply) => self.release(&reply),
             Request::LetGo(tree, reply) => self.let_go(tree, reply),
         }

@@ -112,6 +112,8 @@ impl Watcher {
                     }
                     Ok(Homeward::NoRoom(pages)) => break Some(Err(Error::NoRoomAtHome { pages })),
                     Ok(Homeward::Done(mut agents)) => {
+                        // A child that was let go with it may not have been heard of yet.
+                        self.hear_reports();
                         let result = self.take_out(&mut agents);
                         self.uproot(leaving.tree);
                         leaving.agents = agents;
@@ -151,13 +153,28 @@ impl Watcher {
 
     /// Takes note of trees that nothing is left of.
     pub(super) fn end_trees(&mut self) {
-        let tallies = self.processes.values().map(|process| &process.tally).chain(&self.roots);
-        let lives: HashSet<TreeId> =
-            tallies.chain(self.orphans.iter().map(|orphan| &orphan.tally)).map(|tally| tally.tree).collect();
+        let over = self.trees_over();
+        if over.is_empty() {
+            return;
+        }
+        // As is said of [`Watcher::is_anyone_left`].
+        self.hear_of_forks();
+        let over = self.trees_over();
         self.trees.each(|tree| {
-            if !lives.contains(&tree.tally.tree) {
+            if over.contains(&tree.tally.tree) {
                 (tree.ended, tree.pids) = (Some(Instant::now()), Vec::new());
             }
         });
+    }
+
+    /// Those that nobody is known of.
+    fn trees_over(&self) -> HashSet<TreeId> {
+        let mut over: HashSet<TreeId> = self.trees.tallies().iter().map(|tally| tally.tree).collect();
+        let processes = self.processes.values().map(|process| &process.tally);
+        let orphans = self.orphans.iter().map(|orphan| &orphan.tally);
+        processes.chain(&self.roots).chain(orphans).for_each(|tally| {
+            over.remove(&tally.tree);
+        });
+        over
     }
 }

@@ -76,4 +76,15 @@ impl Watcher {
         self.roots.retain(|root| root.root.0 != pid);
         self.tell_managed();
     }
+
+    /// Whether anyone is left who is served. Who has ended had forked before, and nothing more can be read of that; but what was read may
+    /// not have been told of yet, for as long as a slow store is waited for.
+    pub(super) fn is_anyone_left(&mut self) -> bool {
+        let is_known =
+            |this: &Self| !this.orphans.is_empty() || this.processes.values().any(|process| process.target.is_some());
+        is_known(self) || {
+            self.hear_of_forks();
+            is_known(self)
+        }
+    }
 }
