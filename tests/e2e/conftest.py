@@ -1,5 +1,6 @@
 """Fixtures of the end-to-end tests. `harness.py` holds what they hand out."""
 
+import contextlib
 import os
 import pathlib
 import shutil
@@ -145,3 +146,13 @@ def build(programs, tmp_path_factory):
         return done[key]
 
     return compile_one
+
+
+@pytest.fixture
+def daemonise(build):
+    """A program that becomes a daemon; those left at the end of the test are killed."""
+    program = build("daemonise")
+    yield program
+    for pid in harness.those_who_run(program):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

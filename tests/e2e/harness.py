@@ -112,6 +112,12 @@ def executable(pid):
     return None
 
 
+def those_who_run(program):
+    """Ids of all processes that run this program."""
+    pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
+    return [pid for pid in pids if executable(pid) == str(program)]
+
+
 def session_members(session):
     """Ids of the live processes of a session."""
     found = []

@@ -509,20 +509,20 @@ def test_adopted_with_its_children(processes, spillway, fill):
     shell.unharmed()
 
 
-def test_daemon_lives_on_with_its_memory(processes, spillway, build, tmp_path):
+def test_daemon_lives_on_with_its_memory(processes, spillway, daemonise, tmp_path):
     said = tmp_path / "said"
-    program = Program(processes, [build("daemonise"), 48, said], spillway, "12M")
+    program = Program(processes, [daemonise, 48, said], spillway, "12M")
     assert program.status(60) == 0
     eventually(lambda: said.exists() and said.read_text(), "the daemon's verdict", 60)
     assert said.read_text() == "OK\n"
 
 
-def test_a_child_that_nobody_has_told_of_keeps_its_pager(processes, spillway, servers, build, tmp_path):
+def test_a_child_that_nobody_has_told_of_keeps_its_pager(processes, spillway, servers, daemonise, tmp_path):
     """The program ends as soon as it has forked, while a slow pool is waited for before the fork is told of: the pager ended, too."""
     said = tmp_path / "said"
     options = ["--pool", f"tcp://{servers.spillway().address}?delay=60ms"]
     for _ in range(3):
-        program = Program(processes, [build("daemonise"), 14, said, 512], spillway, "12M", options)
+        program = Program(processes, [daemonise, 14, said, 512], spillway, "12M", options)
         assert program.status(30) == 0
         eventually(lambda: said.exists() and said.read_text(), "the daemon's verdict", 20)
         assert said.read_text() == "OK\n"

@@ -9,8 +9,8 @@ import subprocess
 import time
 
 import pytest
-from harness import eventually
-from mechanics import Program
+from harness import children, eventually, executable, those_who_run
+from mechanics import Program, running
 from test_takeover import begin, end, fill, url_of  # noqa: F401
 
 
@@ -58,6 +58,21 @@ def test_children_outlive_the_pager_that_has_just_heard_of_them(processes, spill
     assert family.end() > 10
 
 
+@pytest.mark.parametrize("limit", [16, 24])
+def test_a_guardian_may_have_as_many_descriptors_as_its_pager(processes, spillway, heirs, tmp_path, limit):
+    """It could not look which of them to keep: the pager alone had raised its limit, and whoever takes over had not yet."""
+    limited = tmp_path / "limited"
+    limited.write_text(f'#!/bin/sh\nulimit -Sn {limit}\nexec {spillway.path} "$@"\n')
+    limited.chmod(0o700)
+    spillway.path = limited
+    family = Family(processes, spillway, heirs, "lasting")
+    for _ in range(10):
+        time.sleep(0.1)
+        end(family.pager)
+        family.take_over()
+    assert family.end() > 10
+
+
 def guardians_of(pid):
     """Processes that keep userfaultfds for pagers which have adopted this one."""
     found = set()
@@ -97,3 +112,20 @@ def test_a_guardian_is_there_for_as_long_as_it_is_needed(processes, spillway, fi
     target.process.kill()
     target.process.wait()
     eventually(lambda: not own(), "the guardian to end")
+
+
+def test_a_child_that_nobody_takes_over_reads_no_zeros(processes, spillway, servers, daemonise, tmp_path):
+    """It has no agent yet, and its parent has ended: when the pager of `run` was killed nobody found the child to kill it."""
+    said = tmp_path / "said"
+    options = ["--pool", f"tcp://{servers.spillway().address}?delay=60ms"]
+    for _ in range(3):
+        # It looks at 24 pages, most of which are out, and waits 60 ms for each of these.
+        program = Program(processes, [daemonise, 14, said, 149], spillway, "8M", options)
+        front = program.process.pid
+        pager = eventually(lambda: [pid for pid in children(front) if executable(pid) == str(spillway.path)], "its pager")[0]
+        guardian = eventually(lambda: children(pager), "the pager's guardian")[0]
+        assert program.status(30) == 0 and those_who_run(daemonise)
+        os.kill(pager, signal.SIGKILL)
+        eventually(lambda: not those_who_run(daemonise), "the child to end", 10)
+        assert not said.exists() or said.read_text() == ""
+        eventually(lambda: not running(guardian), "the guardian to end")

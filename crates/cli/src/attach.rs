@@ -16,6 +16,7 @@ use crate::trouble::Trouble;
 use crate::{control, local, pool, replacement, say, sockets, sys};
 use spillway_core::policy::Settings;
 use spillway_core::size::{Bytes, parse_bytes};
+use spillway_pager::guardian::{self, Duty};
 use spillway_pager::{Choice, Error, LOCAL_FLOOR_BYTES, Local, OnPagerDeath, Options, Pager, Remains};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
@@ -245,7 +246,7 @@ pub(crate) fn manage(pid: i32, terms: &Terms<'_>, lasts: Option<Duration>) -> Re
 
 /// Makes who keeps what forked children need, should this process be killed: before there is any thread.
 pub(crate) fn begin_guardian(quiet: bool) {
-    if let Err(error) = spillway_pager::guardian::begin()
+    if let Err(error) = guardian::begin(Duty::Keep)
         && !quiet
     {
         let why = say::error(&error);

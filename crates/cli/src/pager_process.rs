@@ -14,6 +14,7 @@ use crate::trace::{FileRecorder, Tape};
 use crate::trouble::Trouble;
 use crate::{local, pool, replacement, say, sockets, sys};
 use serde_json::{Value, json};
+use spillway_pager::guardian::{self, Duty};
 use spillway_pager::{Choice, OnPagerDeath, Options, Pager, Snapshot};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
@@ -169,6 +170,8 @@ pub(crate) fn serve(args: &Args) -> Result<u8, Failure> {
     let failed = |error: std::io::Error| Failure::new(FAILED, error.to_string());
     let socket = sys::take_inherited_socket(args.socket).map_err(failed)?;
     sys::block_signals();
+    // Without it a child that is just forked, and whose parent has ended, reads zeros should this process be killed.
+    let _ = guardian::begin(Duty::Refuse);
     let mut front = Lines::new(socket).map_err(failed)?;
     let service = match start(args) {
         Ok((pager, recorder)) => {

@@ -3,23 +3,37 @@
 //! What the pager has of a child that is just forked is its userfaultfd alone, which the kernel opens as the fork is read of. Were that
 //! closed, the child would read zeros where its pages are out. An agent keeps it later; until then the guardian does: it has the same
 //! descriptor table from the first, so there is no moment at which it has it not. When the pager is dead, it closes all
-//! else, and ends once nothing is left to keep, or whoever takes over has taken it and says so ([`Named::end`]).
+//! else, and ends once nothing is left to keep, or whoever takes over has taken it and says so ([`Named::end`]). Where nobody takes over
+//! whoever touches a page that is out is told that it is lost ([`Duty::Refuse`]).
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use spillway_core::Span;
+
 use crate::procfs;
 use crate::sys::fd::{poll, readable};
+use crate::sys::message::MESSAGES;
 use crate::sys::process::{pidfd_of_process, take_fd};
+use crate::sys::sched::raise_descriptor_limit;
 use crate::sys::twin::{self, Second, Twin};
-use crate::sys::uffd::{LINK, Uffd};
+use crate::sys::uffd::{Event, LINK, Message, Uffd};
 
 /// What the process is called. Not after us: who kills all processes of that name means pagers.
 const NAME: &str = "guardian";
 /// How often it looks whether what it keeps is of anyone.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// What a guardian does for whoever needs what it keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Duty {
+    /// They wait for the next pager.
+    Keep,
+    /// There will be none: where they touch a page that is out they get SIGBUS.
+    Refuse,
+}
 
 static OURS: OnceLock<Ours> = OnceLock::new();
 
@@ -46,13 +60,15 @@ const STARTED_BITS: u32 = 21;
 ///
 /// # Errors
 /// When there can be none.
-pub fn begin() -> io::Result<()> {
+pub fn begin(duty: Duty) -> io::Result<()> {
+    // Of both, which have one table: who cannot have as many as are open cannot look which there are.
+    let _ = raise_descriptor_limit();
     match twin::split()? {
         Twin::First { pid, name, own } => {
             let _ = OURS.set(Ours { named: Named { pid, started: started(pid)? }, name, _own: own });
             Ok(())
         }
-        Twin::Second(second) => guard(second),
+        Twin::Second(second) => guard(second, duty),
     }
 }
 
@@ -61,15 +77,50 @@ fn started(pid: i32) -> io::Result<u64> {
 }
 
 /// The life of a guardian.
-fn guard(second: Second) -> ! {
+fn guard(second: Second, duty: Duty) -> ! {
     twin::set_name(c"guardian");
     let _ = std::env::set_current_dir("/");
     let mut left = second.outlive();
-    let is_kept = |number, link: &str| link == LINK && twin::is_of_living(number);
-    while left.close_all_but(is_kept).is_ok_and(|kept| kept > 0) {
-        std::thread::sleep(LOOK_EVERY);
+    let is_kept = |number, link: &str| link == LINK && twin::uffd(number).is_none_or(|uffd| uffd.is_alive());
+    let mut is_first = true;
+    loop {
+        match (left.close_all_but(is_kept), duty) {
+            (Ok(kept), _) if kept.is_empty() => twin::end(),
+            (Ok(kept), Duty::Refuse) => refuse(&kept, std::mem::take(&mut is_first)),
+            (Err(error), _) if !procfs::is_for_want_of(&error) => twin::end(),
+            (Ok(_) | Err(_), _) => std::thread::sleep(LOOK_EVERY),
+        }
     }
-    twin::end()
+}
+
+/// Has whoever touches a page that is out told that it is lost, for a while. At first faults are raised again that the pager has read.
+fn refuse(kept: &[RawFd], is_first: bool) {
+    let mut polled: Vec<_> = kept.iter().map(|number| readable(*number)).collect();
+    if is_first {
+        kept.iter().filter_map(|number| twin::uffd(*number)).for_each(|uffd| uffd.wake_all());
+    }
+    poll(&mut polled, Some(u64::try_from(LOOK_EVERY.as_nanos()).unwrap_or(u64::MAX)));
+    let is_ready = |polled: &&libc::pollfd| polled.revents & libc::POLLIN != 0;
+    for uffd in polled.iter().filter(is_ready).filter_map(|polled| twin::uffd(polled.fd)) {
+        let mut messages = [Message::default(); MESSAGES];
+        for message in uffd.read(&mut messages).unwrap_or_default() {
+            match message.decode() {
+                Event::Fault { address, protected, .. } => {
+                    let page = Span::of_pages(address.page(), 1);
+                    if protected {
+                        let _ = uffd.protect(page, false);
+                    } else {
+                        let _ = uffd.poison(page.start);
+                    }
+                    // Where mappings are changing it was not done: the fault is raised again, behind the event that tells of that.
+                    let _ = uffd.wake(page);
+                }
+                // It is kept by its number from now on.
+                Event::Fork(child) => std::mem::forget(child),
+                Event::Remap { .. } | Event::Remove(_) | Event::Unmap(_) | Event::Unknown => {}
+            }
+        }
+    }
 }
 
 /// Ours, if we have one and it lives.

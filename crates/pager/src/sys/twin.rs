@@ -84,11 +84,11 @@ impl Second {
 }
 
 impl Left {
-    /// Closes all descriptors but those that are to be kept, by their numbers and what they are called. How many are left.
+    /// Closes all descriptors but those that are to be kept, by their numbers and what they are called. Those that are left.
     ///
     /// # Errors
     /// When it cannot be seen which there are.
-    pub fn close_all_but(&mut self, is_kept: impl Fn(RawFd, &str) -> bool) -> io::Result<usize> {
+    pub fn close_all_but(&mut self, is_kept: impl Fn(RawFd, &str) -> bool) -> io::Result<Vec<RawFd>> {
         let all = std::fs::read_dir("/proc/self/fd")?.flatten();
         let mut numbers: Vec<(RawFd, bool)> = all
             .filter_map(|entry| {
@@ -105,15 +105,14 @@ impl Left {
             }
             is_kept
         });
-        Ok(numbers.len())
+        Ok(numbers.into_iter().map(|(number, _)| number).collect())
     }
 }
 
-/// Whether descriptor `number` is a userfaultfd of an address space that is there.
-pub fn is_of_living(number: RawFd) -> bool {
+/// A copy of descriptor `number`, a userfaultfd.
+pub fn uffd(number: RawFd) -> Option<Uffd> {
     // SAFETY: it is only duplicated, which fails where it is not open.
-    let copy = unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned();
-    copy.is_ok_and(|copy| Uffd::from(copy).is_alive())
+    unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned().ok().map(Uffd::from)
 }
 
 /// Names this process, as `ps` shows it.
