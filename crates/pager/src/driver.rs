@@ -479,3 +479,25 @@ impl Driver {
         self.targets.get_mut(id.0 as usize)?.as_mut()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use spillway_core::pager::Budget;
+    use spillway_core::policy::Settings;
+    use spillway_store::local::{Config, Local};
+
+    use super::*;
+    use crate::sys::epoll::Epoll;
+
+    /// One with nobody to serve.
+    pub(super) fn driver() -> Driver {
+        let ((_, commands), (reports, _)) = (channel(), channel());
+        let bell = Arc::new(Bell::new().expect("a descriptor"));
+        let epoll = Epoll::new().expect("a descriptor");
+        let wires = Wires { commands, epoll, bell, reports, shared: Arc::new(Shared::default()) };
+        let (store, _refill) = Local::new(Config::default());
+        Driver::new(Budget::Pages(1024), Settings::default(), Box::new(store), None, wires)
+    }
+}

@@ -470,31 +470,14 @@ impl Driver {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::channel;
-
     use rustix::fs::{MemfdFlags, memfd_create};
-    use spillway_core::pager::Budget;
-    use spillway_core::policy::Settings;
-    use spillway_store::local::{Config, Local};
 
     use super::*;
     use crate::commons::usable;
-    use crate::driver::Wires;
-    use crate::shared::Shared;
-    use crate::sys::epoll::Epoll;
-    use crate::sys::fd::Bell;
+    use crate::driver::tests::driver;
     use crate::sys::sched::thread_id;
     use crate::sys::uffd::new_of_our_own;
     use crate::sys::window::Window;
-
-    fn driver() -> Driver {
-        let ((_, commands), (reports, _)) = (channel(), channel());
-        let bell = Arc::new(Bell::new().expect("a descriptor"));
-        let epoll = Epoll::new().expect("a descriptor");
-        let wires = Wires { commands, epoll, bell, reports, shared: Arc::new(Shared::default()) };
-        let (store, _refill) = Local::new(Config::default());
-        Driver::new(Budget::Pages(1024), Settings::default(), Box::new(store), None, wires)
-    }
 
     /// A forked child whose pager was killed was seen removing memory that it had not faulted in yet: while it was known which process it
     /// is, and not what it sees, that was taken for a removal of its own, and old bytes came back.

@@ -59,7 +59,7 @@ impl Driver {
         }
         let mut leaving = self.leaving.swap_remove(0);
         let mut outside = Vec::with_capacity(PAGES_PER_TURN);
-        if self.look_for(&mut leaving, &mut outside) {
+        if self.look_for(&mut leaving, &mut outside) && self.all_is_home(&mut leaving) {
             match self.poison_lost(|it| it.tally.tree == leaving.tree) {
                 Poisoned::Later => leaving.rests = true,
                 Poisoned::NoRoom => return self.stays(&leaving),
@@ -113,6 +113,17 @@ impl Driver {
         false
     }
 
+    /// Whether what a whole pass has not found is not there. Mappings that moved meanwhile, and children that were forked, may be where it
+    /// had been before; then there is another pass.
+    fn all_is_home(&self, leaving: &mut Leaving) -> bool {
+        let lost: usize = self.members(leaving.tree).map(|target| self.core.lost_in(target.id).len()).sum();
+        let is_home = self.outside_pages(leaving.tree) == lost as u64;
+        if !is_home {
+            (leaving.at, leaving.found) = (None, false);
+        }
+        is_home
+    }
+
     fn members(&self, tree: TreeId) -> impl Iterator<Item = &Target> {
         self.targets.iter().flatten().filter(move |target| target.tally.tree == tree)
     }
@@ -155,5 +166,47 @@ impl Driver {
             target.tally.mapped_pages.store(mapped, Relaxed);
             target.tally.used_pages.store(used, Relaxed);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::mpsc::{TryRecvError, channel};
+
+    use spillway_core::Span;
+    use spillway_store::Handle;
+
+    use super::*;
+    use crate::driver::tests::driver;
+    use crate::sys::uffd::new_of_our_own;
+    use crate::tally::Tally;
+
+    /// A program that moved its memory, or forked, while it was let go had pages where they had been looked for already: they were not
+    /// found, and read as zeros from then on.
+    #[test]
+    fn what_is_out_behind_a_pass_is_looked_for_again() {
+        let mut driver = driver();
+        let uffd = match new_of_our_own() {
+            Ok(uffd) => uffd,
+            Err(error) => return println!("SKIPPED: {error}"),
+        };
+        let (id, tally) = (driver.core.add_target(), Arc::<Tally>::default());
+        driver.add(Target::new(id, 0, uffd, None, Arc::clone(&tally)));
+        let span = Span::of_pages(Address(1 << 30), 2);
+        driver.core.add_region(id, span);
+        let (reply, answer) = channel();
+        driver.depart(tally.tree, reply);
+
+        driver.lay_out(id, span, Handle::from_bits(1).expect("not zero"));
+        driver.leaving[0].at = Some((id, span.end));
+        driver.bring_some_home();
+        assert!(driver.target(id).is_some(), "it was let go of");
+        assert_eq!(answer.try_recv().err(), Some(TryRecvError::Empty));
+
+        driver.core.unmapped(id, span, &[]);
+        (0..2).for_each(|_| driver.bring_some_home());
+        assert!(driver.target(id).is_none());
+        assert!(matches!(answer.try_recv(), Ok(Homeward::Done(agents)) if agents.is_empty()));
     }
 }
