@@ -348,8 +348,10 @@ def test_a_daemon_stays_where_the_next_one_would_be_refused(processes, spillway,
     target.unharmed()
 
 
-def test_a_daemon_that_ends_during_an_adoption_harms_nobody(processes, spillway, daemon, fill):
-    """A program that was just being adopted went on in the middle of a system call of ours: it crashed."""
+@pytest.mark.parametrize("how", [signal.SIGHUP, signal.SIGTERM])
+def test_a_daemon_that_ends_during_an_adoption_harms_nobody(processes, spillway, daemon, fill, how):
+    """A program that was just being adopted went on in the middle of a system call of ours: it crashed. And one that came as all others
+    had been let go was adopted, and left without a pager."""
     seed = int(os.environ.get("SPILLWAY_TORTURE_SEED", "0")) or int(time.time())
     chance = random.Random(seed)
     print(f"seed {seed}")
@@ -359,16 +361,18 @@ def test_a_daemon_that_ends_during_an_adoption_harms_nobody(processes, spillway,
         pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         callers = [processes.start([spillway.path, "attach", str(target.pid)], **pipes) for target in targets]
         time.sleep(chance.uniform(0.004, 0.05))
-        daemon.process.send_signal(signal.SIGHUP)
-        assert daemon.process.wait(10) == 0
+        daemon.process.send_signal(how)
+        assert daemon.process.wait(20) == 0
         for caller in callers:
             caller.wait(10)
-        daemon.start("--local", "64M")
+        if how == signal.SIGHUP:
+            daemon.start("--local", "64M")
         for target in targets:
             target.unharmed()
             target.process.kill()
-        daemon.process.send_signal(signal.SIGTERM)
-        assert daemon.process.wait(20) == 0
+        if how == signal.SIGHUP:
+            daemon.process.send_signal(signal.SIGTERM)
+            assert daemon.process.wait(20) == 0
 
 
 def test_who_asks_about_many_targets_costs_the_daemon_little_memory(processes, daemon, fill):
@@ -393,12 +397,12 @@ def test_who_asks_about_many_targets_costs_the_daemon_little_memory(processes, d
     assert after - before < 7 * 128, f"{before} KiB became {after}"
 
 
-def test_a_target_lives_on_in_a_child_that_nobody_has_told_of(processes, spillway, servers, daemon, build, tmp_path):
+def test_a_target_lives_on_in_a_child_that_nobody_has_told_of(processes, spillway, servers, daemon, daemonise, tmp_path):
     """Its first process ends as soon as it has forked, while a slow pool is waited for before the fork is told of: its child can be let go."""
     said = tmp_path / "said"
     daemon.start("--local", "12M", "--pool", f"tcp://{servers.spillway().address}?delay=60ms")
     for _ in range(3):
-        program = processes.start([spillway.path, "run", "-q", "--", build("daemonise"), 14, said, 128])
+        program = processes.start([spillway.path, "run", "-q", "--", daemonise, 14, said, 128])
         assert program.wait(30) == 0
         (target,) = daemon.done(op="stats")["targets"]
         daemon.done(op="release", pid=target["pid"])

@@ -1,6 +1,7 @@
 """Programs whose first thread ends before others do: what the kernel tells of a process, it tells of its first thread."""
 
 import pytest
+from harness import eventually, those_who_run
 from mechanics import Program, let_go, squeeze, state
 
 MIB_USED = 32
@@ -63,3 +64,27 @@ def test_ends_with_its_only_thread(processes, spillway, outlive, adopted):
     assert target.status() == 7
     if attached:
         assert attached.finish(timeout=10).status == 0
+
+
+@pytest.mark.parametrize("adopted", [False, True])
+def test_threads_that_follow_each_other_are_not_taken_for_dead(processes, spillway, build, adopted):
+    """The only one that was seen had ended when it was looked at, and had made another: its process was given up."""
+    argv = [build("torch"), 24, 4]
+    target = Program(processes, argv) if adopted else Program(processes, argv, spillway, "8M")
+    attached = spillway.attach(target.pid, "8M") if adopted else None
+    assert target.line(30) == "OK"
+    assert target.status() == 0
+    assert not attached or attached.finish(timeout=10).status == 0
+
+
+def test_memory_outlives_the_process_that_somebody_shares_it_with(processes, spillway, servers, build, tmp_path):
+    """Its end was seen before its agent's, as a slow pool was waited for: the other process read zeros."""
+    said, lodger = tmp_path / "said", build("lodger")
+    options = ["--pool", f"tcp://{servers.spillway().address}?delay=60ms"]
+    for _ in range(2):
+        program = Program(processes, [lodger, 14, said, 512], spillway, "8M", options)
+        assert program.status(30) == 0
+        eventually(lambda: said.exists() and said.read_text(), "the other's verdict", 20)
+        assert said.read_text() == "OK\n"
+        said.unlink()
+        eventually(lambda: not those_who_run(lodger), "the other to end")

@@ -118,6 +118,8 @@ pub enum Error {
     NotManaged(i32),
     /// It is being let go already.
     Leaving,
+    /// The pager has let go of everything, and ends.
+    Ending,
     /// Pages could not be brought home.
     NoRoomAtHome {
         /// How many are still outside.
@@ -252,6 +254,9 @@ impl fmt::Display for Error {
             Self::NotManaged(pid) => write!(f, "process {pid} is not managed here; `spillway ps` shows those that are"),
             Self::Leaving => {
                 f.write_str("its pages are on their way home already; `spillway ps` shows it until they are")
+            }
+            Self::Ending => {
+                f.write_str("this pager is ending and takes nobody in any more: start another one, then try again")
             }
             Self::NoRoomAtHome { pages } => write!(
                 f,

@@ -117,12 +117,27 @@ pub fn living_thread(pid: i32) -> Option<i32> {
     if is_alive(stat(pid)) {
         return Some(pid);
     }
-    let mut threads = match threads(pid) {
-        Err(error) if is_for_want_of(&error) => vec![pid],
-        threads => threads.unwrap_or_default(),
+    let mut dead = Vec::new();
+    loop {
+        let listed = match threads(pid) {
+            Err(error) if is_for_want_of(&error) => vec![pid],
+            threads => threads.unwrap_or_default(),
+        };
+        let known = dead.len();
+        for thread in listed {
+            if dead.contains(&thread) {
+                continue;
+            }
+            if is_alive(thread_stat(pid, thread)) && !is_agent(pid, thread) {
+                return Some(thread);
+            }
+            dead.push(thread);
+        }
+        // The last one listed may have made another meanwhile, or taken the number of the first (execve).
+        if dead.len() == known {
+            return is_alive(stat(pid)).then_some(pid);
+        }
     }
-    .into_iter();
-    threads.find(|&thread| is_alive(thread_stat(pid, thread)) && !is_agent(pid, thread))
 }
 
 /// Whether a process's first thread, or a thread, has not ended, as far as can be told.

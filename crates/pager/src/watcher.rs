@@ -236,6 +236,11 @@ impl Watcher {
 
     fn answer(&mut self, request: Request) {
         match request {
+            // Who came now would be left without a pager.
+            Request::Adopt { reply, .. } if self.ended => drop(reply.send(Err(Error::Ending))),
+            Request::TakeIn(_, reply) if self.ended => drop(reply.send(Err(Error::Ending))),
+            Request::PlugIn(_, reply) if self.ended => drop(reply.send(Err(Error::Ending))),
+            Request::LetGo(_, reply) if self.ended => drop(reply.send(Departure::Done(Err(Error::Ending)))),
             Request::Report(report) => self.take_note(report),
             Request::Adopt { tally, at_once, reply } => {
                 let _ = reply.send(self.plant(&tally, at_once));
@@ -303,6 +308,8 @@ impl Watcher {
             Report::Removal { target, span, number, by } => {
                 self.removals.announced(target, span, number, by);
             }
+            // It was let go, with all others.
+            Report::Forked { .. } if self.ended => {}
             Report::Forked { parent, child, uffd, tally, has_known_views, taken_over } => {
                 self.tree_at = None;
                 let mut orphan = Orphan::new(child, parent, uffd, None, tally);

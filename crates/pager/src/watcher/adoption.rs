@@ -66,7 +66,7 @@ impl Watcher {
             .collect();
         let large = |pid: &i32| procfs::size(*pid).is_ok_and(|size| self.weight(*pid, size) >= least);
         let candidates: Vec<i32> = candidates.into_iter().filter(large).collect();
-        if !candidates.is_empty() && !self.uffds.is_empty() {
+        if !candidates.is_empty() {
             self.hear_of_forks();
         }
         let mut adopted = false;
@@ -216,6 +216,12 @@ impl Watcher {
         while seized.tend() && begun.elapsed() < REAP_WITHIN {
             std::thread::sleep(Duration::from_micros(50));
         }
+    }
+
+    /// Its process has ended, and its address space with it, as a rule; if not, that is served on for whoever has it.
+    pub(super) fn lose_process(&mut self, target: TargetId) {
+        self.lose_agent(target);
+        self.orphans.iter_mut().filter(|orphan| orphan.target == target).for_each(|orphan| orphan.pid = None);
     }
 
     /// The agent is gone. Its address space ended with it, as a rule (exit, exec); if not, it is served on and gets another.

@@ -37,9 +37,7 @@ impl Watcher {
     /// A process and its descendants are a tree from now on: adopted now, or when they have grown.
     pub(super) fn plant(&mut self, tally: &Arc<Tally>, at_once: bool) -> Result<(), Error> {
         let pid = tally.root.0;
-        if !self.uffds.is_empty() {
-            self.hear_of_forks();
-        }
+        self.hear_of_forks();
         let forked = !self.orphans.is_empty() && procfs::has_registered_memory(pid).unwrap_or(true);
         let managed = self.processes.iter().filter(|(_, process)| process.target.is_some());
         if forked || managed.into_iter().any(|(&other, _)| other != pid && share_memory(pid, other)) {

@@ -44,6 +44,8 @@ impl Watcher {
                         std::thread::sleep(LOOK_LATEST);
                         result = result.and(self.take_out(&mut agents));
                     }
+                    // Children that were let go with it are nobody's to look after either.
+                    self.hear_reports();
                     self.ended = true;
                     self.processes.clear();
                     self.commons.clear();

@@ -47,8 +47,8 @@ impl Watcher {
             if known.started != stat.started {
                 // Another process under the same number, and none of ours unless its parent is.
                 let target = known.target;
+                target.into_iter().for_each(|target| self.lose_process(target));
                 self.processes.remove(&pid);
-                target.into_iter().for_each(|target| self.end_target(target));
                 continue;
             }
             if known.handed.is_none() {
@@ -63,16 +63,23 @@ impl Watcher {
         self.match_orphans();
     }
 
+    /// A process has ended, or is not to be watched.
     pub(super) fn forget(&mut self, pid: i32) {
+        let is_served = self.processes.get(&pid).is_some_and(|process| process.target.is_some());
+        if is_served && procfs::living_thread(pid).is_some() {
+            // A thread has begun that had not when it was looked for.
+            return;
+        }
         if let Some(process) = self.processes.get_mut(&pid).filter(|process| process.agent != 0) {
             // An error says that it is ending with its process, as agents do.
             let _ = adopt::end_agent_left_alone(pid, process.agent, &mut process.seized);
             let target = process.target;
             target.into_iter().for_each(|target| self.reap_agent(target));
         }
-        if let Some(target) = self.processes.remove(&pid).and_then(|process| process.target) {
-            self.end_target(target);
+        if let Some(target) = self.processes.get(&pid).and_then(|process| process.target) {
+            self.lose_process(target);
         }
+        self.processes.remove(&pid);
         self.roots.retain(|root| root.root.0 != pid);
         self.tell_managed();
     }
