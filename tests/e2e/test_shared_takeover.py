@@ -4,6 +4,7 @@ import os
 import pathlib
 import random
 import signal
+import subprocess
 import time
 
 import pytest
@@ -59,6 +60,25 @@ def test_pagers_killed_again_and_again(processes, spillway, servers, native_fami
     whole.end()
     # Others run beside it: how long that takes at rest is judged by test_takeover.py.
     assert len(stalls) >= 5 and max(stalls) < STOLEN_SECONDS and lost <= KILLED_MAX, (stalls, lost)
+
+
+def test_a_takeover_that_fails_leaves_the_pages_where_they_are(processes, spillway, servers, need, native_family):
+    """As it gave up, the server was told to forget all of them."""
+    whole = native_family("memfd", 64, 3, SECONDS, seed(), SPARED)
+    whole.local = 16
+    pager, _ = begin(processes, spillway, whole.pid, "--local", "16M", "--pool", url_of(servers, "redis"), SHARED)
+    eventually(whole.is_within_budget, "most of it to leave")
+    end(pager)
+    lacking = [need("setpriv")[0], "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]
+    done = subprocess.run([*lacking, spillway.path, "attach", str(whole.pid)], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
+    assert done.returncode != 0, done.stderr
+    print(done.stderr)
+    pager, _ = begin(processes, spillway, whole.pid)
+    whole.program.unharmed()
+    spillway.detach(whole.pid)
+    assert pager.wait(20) == 0
+    whole.program.unharmed()
+    whole.end()
 
 
 @pytest.mark.limit(int(2 * SECONDS + 90))

@@ -5,7 +5,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::contract::Contract;
-use common::lender::{Lender, assert_all, put_all};
+use common::lender::{Lender, assert_all, lost, put_all};
 use common::proxy::Proxy;
 use common::{PATIENCE, Server, client, memcached_arguments, page};
 use spillway_store::blocking::Client;
@@ -133,6 +133,22 @@ fn a_server_that_falls_silent_again_and_again_is_not_waited_for() {
     assert!(took < Duration::from_secs(2), "{took:?}");
     assert_all(&mut client, &pages);
     assert_eq!(client.store().protection().unwrap().lost_pages, 0);
+}
+
+/// What is asked for to make a page out of is asked for by nobody who needs it: it was lost with that page, though its server had it still.
+#[test]
+fn an_outage_longer_than_the_deadline_loses_no_page_that_nobody_asked_for() {
+    let lenders = lenders(5);
+    let proxies: Vec<Proxy> = lenders.iter().map(|lender| Proxy::to(lender.port)).collect();
+    let mut client = client(&url(proxies.iter().map(|proxy| proxy.port), "tcp", "data=4&parity=1&deadline=500ms"));
+    let pages = put_all(&mut client, 0..400);
+    proxies.iter().for_each(|proxy| proxy.hold(true));
+    assert_eq!(lost(&mut client, &pages[..1]), 1);
+    proxies.iter().for_each(|proxy| proxy.hold(false));
+    client.steps(Duration::from_secs(1));
+    wait(&mut client, "all servers are back", |now| now.degraded == 0);
+    assert_eq!(lost(&mut client, &pages[1..]), 0);
+    assert_eq!(client.store().protection().unwrap().lost_pages, 1);
 }
 
 #[test]

@@ -112,7 +112,14 @@ impl Driver {
         let mut leaving = Vec::new();
         let targets = driver.core.targets();
         for heir in commons.into_iter().filter(|heir| heir.found.id.0 < targets) {
-            leaving.extend(driver.take_up_commons(heir)?);
+            match driver.take_up_commons(heir) {
+                Ok(its) => leaving.extend(its),
+                Err(error) => {
+                    // They wait for the next one. A store that is dropped has servers forget what would be kept for ever.
+                    std::mem::forget(driver);
+                    return Err(error);
+                }
+            }
         }
         let inherited: Vec<Inherited> = processes.iter().map(Inherited::of).collect();
         for heir in processes.into_iter().filter(|heir| heir.found.id.0 < targets) {

@@ -27,7 +27,8 @@ impl<P: Protocol> Remote<P> {
         }
     }
 
-    /// Tells that a page will not come.
+    /// Tells that a page will not come. Where it was not said to be gone, and its place was given, it is asked for again when it is wanted
+    /// again: others of its row are asked for by nobody who needs them for themselves.
     pub(super) fn lose(&mut self, id: OpId, done: &mut dyn FnMut(Completion<'_>)) {
         let op = self.ops.get_mut(id).expect("it is under way");
         let handle = op.handle;
@@ -43,7 +44,9 @@ impl<P: Protocol> Remote<P> {
         if !sent {
             self.ops.end(id);
         }
-        self.handles.slot_mut(handle).state = State::Lost;
+        let slot = *self.handles.slot(handle);
+        let may_come = self.placement == Placement::Given && self.servers[usize::from(slot.server)].has(slot.epoch);
+        self.handles.slot_mut(handle).state = if may_come { State::Kept } else { State::Lost };
         if self.handles.is_abandoned(handle) {
             self.let_go(handle);
         } else {

@@ -275,8 +275,13 @@ impl World {
             let away = self.servers[usize::from(slot.member)].away_since.is_some();
             slot.state == State::Getting && (now >= slot.asked + DEADLINE || away && self.is_gone(slot.member))
         };
-        let lost: Vec<u32> = self.slots.iter().filter(|(_, slot)| overdue(slot)).map(|(chunk, _)| *chunk).collect();
-        lost.into_iter().for_each(|chunk| self.end_get(chunk, None, done));
+        let late: Vec<u32> = self.slots.iter().filter(|(_, slot)| overdue(slot)).map(|(chunk, _)| *chunk).collect();
+        for chunk in late {
+            // It is asked for again when it is wanted again.
+            self.slots.get_mut(&chunk).expect("it is there").state = State::Kept;
+            let handle = Handle::from_bits(chunk).expect("it was given");
+            done(Completion::Got { handle, page: Err(StoreError::Lost) });
+        }
         for server in self.servers.iter_mut().filter(|server| server.away_since.is_none()) {
             for chunk in std::mem::take(&mut server.forget) {
                 server.kept.remove(&chunk);
