@@ -32,7 +32,7 @@ pub(crate) trait Paging: Send + Sync {
     fn change_replacement(&self, change: &mut dyn FnMut(&mut Settings));
     /// Brings all pages home.
     fn detach(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<(), String>;
-    /// Whether any process is managed or watched.
+    /// Whether any process is managed, or may be yet. If not, there will be none again.
     fn has_targets(&self) -> bool;
     /// Whether another pager could take over now.
     fn can_be_outlived(&self) -> bool;

@@ -9,7 +9,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use spillway_core::Span;
 
@@ -25,6 +25,8 @@ use crate::sys::uffd::{Event, LINK, Message, Uffd};
 const NAME: &str = "guardian";
 /// How often it looks whether what it keeps is of anyone.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// And how often whether there are faults to answer.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// What a guardian does for whoever needs what it keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,41 +88,52 @@ fn guard(second: Second, duty: Duty) -> ! {
     loop {
         match (left.close_all_but(is_kept), duty) {
             (Ok(kept), _) if kept.is_empty() => twin::end(),
-            (Ok(kept), Duty::Refuse) => refuse(&kept, std::mem::take(&mut is_first)),
+            // Who has an agent is killed by it meanwhile, as it hears that the pager's sockets are closed.
+            (Ok(kept), Duty::Refuse) if !is_first => refuse(&kept),
             (Err(error), _) if !procfs::is_for_want_of(&error) => twin::end(),
             (Ok(_) | Err(_), _) => std::thread::sleep(LOOK_EVERY),
+        }
+        is_first = false;
+    }
+}
+
+/// Has whoever touches a page that is out told that it is lost, for a while.
+fn refuse(kept: &[RawFd]) {
+    let mut polled: Vec<_> = kept.iter().map(|number| readable(*number)).collect();
+    // Faults that the pager has read are raised again, and so are those that could not be answered.
+    kept.iter().filter_map(|number| twin::uffd(*number)).for_each(|uffd| uffd.wake_all());
+    let begun = Instant::now();
+    while let Some(left) = LOOK_EVERY.checked_sub(begun.elapsed()) {
+        poll(&mut polled, Some(u64::try_from(left.as_nanos()).unwrap_or(0)));
+        let ready = polled.iter().filter(|polled| polled.revents & libc::POLLIN != 0);
+        if ready.filter_map(|polled| twin::uffd(polled.fd)).map(|uffd| answer(&uffd)).sum::<usize>() == 0 {
+            // Nothing, or nothing that can be read.
+            std::thread::sleep(LOOK_AGAIN);
         }
     }
 }
 
-/// Has whoever touches a page that is out told that it is lost, for a while. At first faults are raised again that the pager has read.
-fn refuse(kept: &[RawFd], is_first: bool) {
-    let mut polled: Vec<_> = kept.iter().map(|number| readable(*number)).collect();
-    if is_first {
-        kept.iter().filter_map(|number| twin::uffd(*number)).for_each(|uffd| uffd.wake_all());
-    }
-    poll(&mut polled, Some(u64::try_from(LOOK_EVERY.as_nanos()).unwrap_or(u64::MAX)));
-    let is_ready = |polled: &&libc::pollfd| polled.revents & libc::POLLIN != 0;
-    for uffd in polled.iter().filter(is_ready).filter_map(|polled| twin::uffd(polled.fd)) {
-        let mut messages = [Message::default(); MESSAGES];
-        for message in uffd.read(&mut messages).unwrap_or_default() {
-            match message.decode() {
-                Event::Fault { address, protected, .. } => {
-                    let page = Span::of_pages(address.page(), 1);
-                    if protected {
-                        let _ = uffd.protect(page, false);
-                    } else {
-                        let _ = uffd.poison(page.start);
-                    }
-                    // Where mappings are changing it was not done: the fault is raised again, behind the event that tells of that.
-                    let _ = uffd.wake(page);
+/// Answers what one has to tell; how much that was.
+fn answer(uffd: &Uffd) -> usize {
+    let mut messages = [Message::default(); MESSAGES];
+    let told = uffd.read(&mut messages).unwrap_or_default();
+    for message in told {
+        match message.decode() {
+            Event::Fault { address, protected, .. } => {
+                let page = Span::of_pages(address.page(), 1);
+                // Where it has only lost its mapping it is protected as well, and no poison takes the place of that.
+                let _ = uffd.protect(page, false);
+                if !protected {
+                    // Where mappings are changing it waits until all is woken.
+                    let _ = uffd.poison(page.start);
                 }
-                // It is kept by its number from now on.
-                Event::Fork(child) => std::mem::forget(child),
-                Event::Remap { .. } | Event::Remove(_) | Event::Unmap(_) | Event::Unknown => {}
             }
+            // It is kept by its number from now on.
+            Event::Fork(child) => std::mem::forget(child),
+            Event::Remap { .. } | Event::Remove(_) | Event::Unmap(_) | Event::Unknown => {}
         }
     }
+    told.len()
 }
 
 /// Ours, if we have one and it lives.

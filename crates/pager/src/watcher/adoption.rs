@@ -85,6 +85,8 @@ impl Watcher {
                     adopted = true;
                     self.read_mappings(pid);
                 }
+                // That was a thread, and not its process.
+                Err(Error::Ended(_) | Error::NoSuchProcess(_)) if procfs::living_thread(pid).is_some() => {}
                 Err(Error::Ended(_) | Error::NoSuchProcess(_) | Error::NoMemoryOfItsOwn(_)) => self.forget(pid),
                 Err(_) if !procfs::is_alive(procfs::stat(pid)) => self.forget(pid),
                 Err(error) => {
