@@ -24,8 +24,10 @@ pub struct Stat {
     pub state: u8,
     /// Its parent.
     pub parent: i32,
-    /// CPU time in user mode and in the kernel, in clock ticks.
-    pub cpu_ticks: u64,
+    /// CPU time in user mode, in clock ticks,
+    pub user_ticks: u64,
+    /// and in the kernel.
+    pub kernel_ticks: u64,
     /// When it started, in clock ticks since boot: with the pid, its identity.
     pub started: u64,
     /// The CPU on which it last ran.
@@ -58,7 +60,8 @@ pub fn parse_stat(text: &str) -> Option<Stat> {
         parent,
         is_kernels: flags & KERNELS_FLAGS != 0,
         is_ending: flags & ENDING_FLAG != 0,
-        cpu_ticks: field(14)?.parse::<u64>().ok()?.checked_add(field(15)?.parse().ok()?)?,
+        user_ticks: field(14)?.parse().ok()?,
+        kernel_ticks: field(15)?.parse().ok()?,
         started: field(22)?.parse().ok()?,
         cpu: field(39)?.parse().ok()?,
         // As wait(2) tells it: that of `exit` stands above the signal.
@@ -316,7 +319,8 @@ mod tests {
                     18446744073709551615 1 1 0 0 0 0 0 0 0 0 0 0 17 1 0 0 0 0 0 0 0 0 0 0 0 0 0";
         let stat = parse_stat(text).expect("a good line");
         let flags = (stat.is_kernels, stat.is_ending);
-        assert_eq!((stat.state, stat.parent, stat.cpu_ticks, stat.started, stat.cpu), (b'S', 7, 30, 999, 1));
+        assert_eq!((stat.state, stat.parent, stat.started, stat.cpu), (b'S', 7, 999, 1));
+        assert_eq!((stat.user_ticks, stat.kernel_ticks), (10, 20));
         assert_eq!((stat.exit_status, flags), (0, (false, false)));
         let workers = text.replacen(" 4194304 ", " 4210688 ", 1);
         assert!(parse_stat(&workers).expect("a good line").is_kernels, "{workers}");

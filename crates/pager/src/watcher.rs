@@ -16,6 +16,8 @@ mod looks;
 mod mappings;
 mod process;
 mod release;
+#[cfg(test)]
+mod tests;
 mod tree;
 
 use std::collections::HashMap;
