@@ -25,6 +25,13 @@ class Silence(AssertionError):
     """A program did not answer in time."""
 
 
+def verdict(file, timeout=20):
+    """What a program that nobody waits for has written to a file, once it has. The file is gone then."""
+    text = eventually(lambda: file.exists() and file.read_text(), f"a verdict in {file.name}", timeout)
+    file.unlink()
+    return text
+
+
 class Program:
     """A program that reads commands and answers in lines: natively, or under `spillway run` with a budget."""
 

@@ -13,7 +13,7 @@ import time
 
 import pytest
 from harness import MIB, REPOSITORY, children, eventually, status_field, tree, undisturbed
-from mechanics import NONZERO, Program, coverage, has_agent, let_go, outlasts_a_debugger, refused, registered, rollup, running, squeeze, traits
+from mechanics import NONZERO, Program, coverage, has_agent, let_go, outlasts_a_debugger, refused, registered, rollup, running, squeeze, traits, verdict
 
 
 @pytest.fixture
@@ -513,8 +513,7 @@ def test_daemon_lives_on_with_its_memory(processes, spillway, daemonise, tmp_pat
     said = tmp_path / "said"
     program = Program(processes, [daemonise, 48, said], spillway, "12M")
     assert program.status(60) == 0
-    eventually(lambda: said.exists() and said.read_text(), "the daemon's verdict", 60)
-    assert said.read_text() == "OK\n"
+    assert verdict(said, 60) == "OK\n"
 
 
 def test_a_child_that_nobody_has_told_of_keeps_its_pager(processes, spillway, servers, daemonise, tmp_path):
@@ -524,9 +523,7 @@ def test_a_child_that_nobody_has_told_of_keeps_its_pager(processes, spillway, se
     for _ in range(3):
         program = Program(processes, [daemonise, 14, said, 512], spillway, "12M", options)
         assert program.status(30) == 0
-        eventually(lambda: said.exists() and said.read_text(), "the daemon's verdict", 20)
-        assert said.read_text() == "OK\n"
-        said.unlink()
+        assert verdict(said) == "OK\n"
 
 
 def test_orphan_grandchild_keeps_its_pager(processes, spillway, fill, tmp_path):

@@ -12,7 +12,7 @@ import harness
 import pytest
 from daemons import Daemon, resources
 from harness import MIB, eventually
-from mechanics import Program, Silence, outlasts_a_debugger, refused, running, traits
+from mechanics import Program, Silence, outlasts_a_debugger, refused, running, traits, verdict
 from test_takeover import url_of
 
 # How long processes are adopted, resized and let go in a row.
@@ -409,9 +409,7 @@ def test_a_target_lives_on_in_a_child_that_nobody_has_told_of(processes, spillwa
         for target in daemon.done(op="stats")["targets"]:
             daemon.done(op="release", pid=target["pid"])
             let_go += 1
-        eventually(lambda: said.exists() and said.read_text(), "the daemon's verdict", 20)
-        assert said.read_text() == "OK\n"
-        said.unlink()
+        assert verdict(said) == "OK\n"
     assert let_go > 0
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 from harness import eventually, those_who_run
-from mechanics import Program, let_go, squeeze, state
+from mechanics import Program, let_go, squeeze, state, verdict
 
 MIB_USED = 32
 
@@ -84,7 +84,5 @@ def test_memory_outlives_the_process_that_somebody_shares_it_with(processes, spi
     for _ in range(2):
         program = Program(processes, [lodger, 14, said, 512], spillway, "8M", options)
         assert program.status(30) == 0
-        eventually(lambda: said.exists() and said.read_text(), "the other's verdict", 20)
-        assert said.read_text() == "OK\n"
-        said.unlink()
+        assert verdict(said) == "OK\n"
         eventually(lambda: not those_who_run(lodger), "the other to end")

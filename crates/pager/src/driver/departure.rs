@@ -59,7 +59,7 @@ impl Driver {
         }
         let mut leaving = self.leaving.swap_remove(0);
         let mut outside = Vec::with_capacity(PAGES_PER_TURN);
-        if self.look_for(&mut leaving, &mut outside) && self.all_is_home(&mut leaving) {
+        if self.look_for(&mut leaving, &mut outside) && self.all_is_home(leaving.tree) {
             match self.poison_lost(|it| it.tally.tree == leaving.tree) {
                 Poisoned::Later => leaving.rests = true,
                 Poisoned::NoRoom => return self.stays(&leaving),
@@ -115,13 +115,9 @@ impl Driver {
 
     /// Whether what a whole pass has not found is not there. Mappings that moved meanwhile, and children that were forked, may be where it
     /// had been before; then there is another pass.
-    fn all_is_home(&self, leaving: &mut Leaving) -> bool {
-        let lost: usize = self.members(leaving.tree).map(|target| self.core.lost_in(target.id).len()).sum();
-        let is_home = self.outside_pages(leaving.tree) == lost as u64;
-        if !is_home {
-            (leaving.at, leaving.found) = (None, false);
-        }
-        is_home
+    fn all_is_home(&self, tree: TreeId) -> bool {
+        let lost: usize = self.members(tree).map(|target| self.core.lost_in(target.id).len()).sum();
+        self.outside_pages(tree) == lost as u64
     }
 
     fn members(&self, tree: TreeId) -> impl Iterator<Item = &Target> {
