@@ -85,10 +85,11 @@ def test_a_stopped_server_does_not_stop_programs(processes, spillway, build, ser
     pages_out(spillway, target, 24)
     members[1].send(signal.SIGSTOP)
     try:
-        began = time.monotonic()
         for command in ["verify", "rewrite", "verify"]:
             target.ask(command)
-        assert time.monotonic() - began < 15
+        # Not the time of it all, which is that of the machine: no fault waited for anything near the deadline.
+        assert spillway.find(target.pid)["fault_us"]["max"] < 2e6
+        assert protection(spillway, target)["reconstructed"] > 100
     finally:
         members[1].send(signal.SIGCONT)
     for command in ["verify", "fork", "rewrite", "verify"]:
