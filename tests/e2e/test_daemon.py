@@ -115,6 +115,18 @@ def test_a_busy_target_goes_on_while_another_is_let_go(processes, spillway, daem
     busy.unharmed()
 
 
+def test_threads_that_follow_each_other_stay_a_target(processes, spillway, daemon, build):
+    """Its thread that was asked about had ended before it was: the program was forgotten before it had grown, and had no budget."""
+    daemon.start("--local", "8M")
+    command = [spillway.path, "run", "-q", "--", build("torch"), "24", "2", "late"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    program = processes.start(command, **pipes)
+    assert program.stdout.readline() == "READY\n"
+    (target,) = eventually(lambda: daemon.done(op="stats")["targets"], "it to be a target")
+    within(spillway, target["pid"], 8 * MIB)
+    assert program.communicate(timeout=30)[0] == "OK\n" and program.returncode == 0
+
+
 def test_a_stopped_program_keeps_nobody_waiting(processes, spillway, daemon, fill):
     """Its agent does nothing until it goes on: neither make room for others, nor what is waited for at the end of a pager."""
     daemon.start("--local", "24M")

@@ -5,7 +5,8 @@ use crate::failure::Failure;
 use crate::pager_process::PagerProcess;
 use crate::recorder::Totals;
 use crate::report::{self, StatsFile};
-use crate::{processes, say};
+use crate::say;
+use spillway_pager::procfs::living_thread;
 use std::time::Duration;
 
 /// How often it is looked whether another daemon serves.
@@ -28,7 +29,7 @@ impl Keeper {
                 *target = pid;
                 let own = i32::try_from(std::process::id()).unwrap_or(0);
                 if let Err(failure) = client.adopt(pid, true, own, *share_pages)
-                    && processes::state(pid).is_some_and(|state| !matches!(state, 'Z' | 'X'))
+                    && living_thread(pid).is_some()
                 {
                     say::note(format!("the program runs without a budget: {failure}"));
                 }

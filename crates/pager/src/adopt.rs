@@ -39,8 +39,8 @@ use crate::sys::sched::Hurried;
 use crate::sys::uffd::Uffd;
 
 use borrowed::Borrowed;
+use checks::{THREAD_TRIES, Vdso, quiet_thread, unadopted, vdso};
 pub use checks::{examine, keeps_seized, untraced};
-use checks::{quiet_thread, unadopted, vdso};
 pub use leaving::{end_agent_left_alone, end_stray};
 use setup::Setup;
 
@@ -138,19 +138,9 @@ fn put_agent(
     while_stopped: impl FnOnce(),
 ) -> Result<(Agent, Option<Uffd>), Error> {
     stray::end(pid)?;
-    examine(pid)?;
-    let thread = quiet_thread(pid)?;
-    let filtered = procfs::status_field(thread, "Seccomp").is_some_and(|mode| mode != "0");
     // A program may put a filter on all of its threads at any time later (SECCOMP_FILTER_FLAG_TSYNC), ours among them.
     let seccomp = keeps_seized();
-    if filtered && !seccomp {
-        return Err(Error::Seccomp(pid));
-    }
-    let vdso = vdso(pid, thread)?;
-    let mut first = Seized::new(thread).map_err(|error| match error.raw_os_error() {
-        Some(libc::ESRCH) => Error::NoSuchProcess(pid),
-        _ => Error::NoPermission(pid),
-    })?;
+    let (thread, vdso, mut first) = seize_one(pid, seccomp)?;
     let explain = |error| explain(pid, error);
     if seccomp {
         first.exempt();
@@ -177,6 +167,29 @@ fn put_agent(
     let (mut agent, uffd) = result?;
     agent.pause_ns = pause_ns;
     Ok((agent, uffd))
+}
+
+/// Seizes a thread to borrow.
+fn seize_one(pid: i32, may_exempt: bool) -> Result<(i32, Vdso, Seized), Error> {
+    for _ in 0..THREAD_TRIES {
+        examine(pid)?;
+        let thread = quiet_thread(pid)?;
+        let filtered = procfs::status_field(thread, "Seccomp").is_some_and(|mode| mode != "0");
+        if filtered && !may_exempt {
+            return Err(Error::Seccomp(pid));
+        }
+        let seized = vdso(pid, thread).and_then(|vdso| {
+            let first = Seized::new(thread).map_err(|error| match error.raw_os_error() {
+                Some(libc::ESRCH) => Error::NoSuchProcess(pid),
+                _ => Error::NoPermission(pid),
+            })?;
+            Ok((thread, vdso, first))
+        });
+        if seized.is_ok() || procfs::is_alive(procfs::thread_stat(pid, thread)) {
+            return seized;
+        }
+    }
+    Err(Error::Ended(pid))
 }
 
 impl Agent {

@@ -28,6 +28,8 @@ pub struct Stat {
     pub user_ticks: u64,
     /// and in the kernel.
     pub kernel_ticks: u64,
+    /// How many threads its process has, those that have ended and were not collected among them; none of a process that was.
+    pub threads: usize,
     /// When it started, in clock ticks since boot: with the pid, its identity.
     pub started: u64,
     /// The CPU on which it last ran.
@@ -62,6 +64,7 @@ pub fn parse_stat(text: &str) -> Option<Stat> {
         is_ending: flags & ENDING_FLAG != 0,
         user_ticks: field(14)?.parse().ok()?,
         kernel_ticks: field(15)?.parse().ok()?,
+        threads: field(20)?.parse().ok()?,
         started: field(22)?.parse().ok()?,
         cpu: field(39)?.parse().ok()?,
         // As wait(2) tells it: that of `exit` stands above the signal.
@@ -111,6 +114,10 @@ impl ThreadStat {
     }
 }
 
+/// How often threads are listed before their process is taken to live: each listing that misses one is cut short by another that ends
+/// at that moment.
+const LISTINGS_MAX: usize = 64;
+
 /// A thread of `pid` that has not ended, and is not an agent of ours; none when all have. It has a directory of its own in
 /// `/proc`. That of the process is about its first thread: a process may outlive that (`pthread_exit`), and from then on
 /// nothing there tells of memory or descriptors.
@@ -121,7 +128,7 @@ pub fn living_thread(pid: i32) -> Option<i32> {
         return Some(pid);
     }
     let mut dead = Vec::new();
-    loop {
+    for _ in 0..LISTINGS_MAX {
         let listed = match threads(pid) {
             Err(error) if is_for_want_of(&error) => vec![pid],
             threads => threads.unwrap_or_default(),
@@ -137,10 +144,21 @@ pub fn living_thread(pid: i32) -> Option<i32> {
             dead.push(thread);
         }
         // The last one listed may have made another meanwhile, or taken the number of the first (execve).
-        if dead.len() == known {
-            return is_alive(stat(pid)).then_some(pid);
+        if dead.len() > known {
+            continue;
+        }
+        let first = stat(pid);
+        let count = first.as_ref().map_or(0, |first| first.threads);
+        if is_alive(first) {
+            return Some(pid);
+        }
+        // A listing ends early where a thread ends as it is listed (`next_tid`, fs/proc/base.c). The count does not err; and who is
+        // still there after it was taken, was counted.
+        if dead.iter().filter(|&&thread| thread_stat(pid, thread).is_ok()).count() >= count {
+            return None;
         }
     }
+    Some(pid)
 }
 
 /// Whether a process's first thread, or a thread, has not ended, as far as can be told.
@@ -218,10 +236,15 @@ pub fn children(pid: i32) -> io::Result<Vec<i32>> {
     Ok(all)
 }
 
-/// A field of `/proc/PID/status`, such as `TracerPid`.
-pub fn status_field(pid: i32, name: &str) -> Option<String> {
+/// What `/proc/PID/status` says.
+pub fn status(pid: i32) -> Option<String> {
     let text = fs::read(format!("/proc/{pid}/status")).ok()?;
-    parse_field(&String::from_utf8_lossy(&text), name)
+    Some(String::from_utf8_lossy(&text).into_owned())
+}
+
+/// A field of it, such as `TracerPid`.
+pub fn status_field(pid: i32, name: &str) -> Option<String> {
+    parse_field(&status(pid)?, name)
 }
 
 /// Parses `/proc/PID/status`: the value of the field of that name.

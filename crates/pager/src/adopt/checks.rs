@@ -10,6 +10,9 @@ use crate::error::Error;
 use crate::procfs::{self, Stat};
 use crate::sys::process;
 
+/// How often another thread is looked at where one has ended meanwhile: its process may go on.
+pub(super) const THREAD_TRIES: usize = 64;
+
 /// Whether no debugger traces this thread of `pid`.
 ///
 /// # Errors
@@ -29,11 +32,27 @@ pub fn untraced(pid: i32, thread: i32) -> Result<(), Error> {
 /// # Errors
 /// As [`Error`] says.
 pub fn examine(pid: i32) -> Result<(), Error> {
-    let living = procfs::living_thread(pid).unwrap_or(pid);
-    let field = |name| procfs::status_field(living, name);
-    let Some(state) = field("State") else { return Err(Error::NoSuchProcess(pid)) };
-    if state.starts_with(['Z', 'X']) || field("VmSize").is_none() {
-        return Err(Error::NoMemoryOfItsOwn(pid));
+    let mut examined = Err(Error::Ended(pid));
+    for _ in 0..THREAD_TRIES {
+        examined = examine_one(pid);
+        if !matches!(examined, Err(Error::Ended(_) | Error::NoSuchProcess(_))) || procfs::living_thread(pid).is_none() {
+            break;
+        }
+    }
+    examined
+}
+
+/// As above; [`Error::Ended`] and [`Error::NoSuchProcess`] also where that was a thread, and others go on.
+fn examine_one(pid: i32) -> Result<(), Error> {
+    let found = procfs::living_thread(pid);
+    let living = found.unwrap_or(pid);
+    // In one read: the next may find another thread, or none.
+    let status = procfs::status(living).ok_or(Error::NoSuchProcess(pid))?;
+    let field = |name| procfs::parse_field(&status, name);
+    if field("State").is_none_or(|state| state.starts_with(['Z', 'X'])) || field("VmSize").is_none() {
+        // A thread parts with its memory before it has ended.
+        let is_ending = found.is_some() && procfs::thread_stat(pid, living).map_or(true, |thread| thread.is_ending);
+        return Err(if is_ending { Error::Ended(pid) } else { Error::NoMemoryOfItsOwn(pid) });
     }
     if let Err(traced) = untraced(pid, living) {
         return Err(unadopted(pid).err().unwrap_or(traced));

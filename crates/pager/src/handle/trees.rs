@@ -42,7 +42,11 @@ impl Pager {
         if self.estate.is_some() && self.managed.lock().is_ok_and(|pids| pids.len() >= TARGETS) {
             return Err(Error::TooManyTargets(TARGETS));
         }
-        crate::adopt::examine(pid)?;
+        match crate::adopt::examine(pid) {
+            // Each thread that was looked at ended just then. It is looked at again when it has grown.
+            Err(Error::NoSuchProcess(_) | Error::Ended(_)) if !at_once && procfs::living_thread(pid).is_some() => {}
+            examined => examined?,
+        }
         crate::doctor::usable_for(pid)?;
         if shares {
             merging::usable()?;

@@ -85,10 +85,9 @@ impl Watcher {
                     adopted = true;
                     self.read_mappings(pid);
                 }
-                // That was a thread, and not its process.
-                Err(Error::Ended(_) | Error::NoSuchProcess(_)) if procfs::living_thread(pid).is_some() => {}
-                Err(Error::Ended(_) | Error::NoSuchProcess(_) | Error::NoMemoryOfItsOwn(_)) => self.forget(pid),
-                Err(_) if !procfs::is_alive(procfs::stat(pid)) => self.forget(pid),
+                Err(Error::Ended(_) | Error::NoSuchProcess(_)) => self.forget_if_ended(pid),
+                Err(Error::NoMemoryOfItsOwn(_)) => self.forget(pid),
+                Err(_) if procfs::living_thread(pid).is_none() => self.forget(pid),
                 Err(error) => {
                     self.processes.entry(pid).and_modify(|process| process.refused = true);
                     if let Ok(mut refused) = self.shared.refused.lock() {

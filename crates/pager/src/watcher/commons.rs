@@ -252,8 +252,8 @@ impl Watcher {
                 self.read_mappings(pid);
                 return Some(());
             }
-            Err(Error::Ended(_) | Error::NoSuchProcess(_)) if procfs::living_thread(pid).is_some() => {}
-            Err(Error::Ended(_) | Error::NoSuchProcess(_) | Error::NoMemoryOfItsOwn(_)) => self.forget(pid),
+            Err(Error::Ended(_) | Error::NoSuchProcess(_)) => self.forget_if_ended(pid),
+            Err(Error::NoMemoryOfItsOwn(_)) => self.forget(pid),
             // It may be in a fault that is to be served first: it is tried again.
             Err(Error::DidNotStop(_)) => {}
             Err(error) => {

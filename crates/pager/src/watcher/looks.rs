@@ -57,10 +57,8 @@ impl Watcher {
             let size = match procfs::size(pid) {
                 Ok(size) => size,
                 Err(error) if procfs::is_for_want_of(&error) => continue,
-                // The thread that was asked about ended just then, and not its process.
-                Err(_) if procfs::living_thread(pid).is_some() => continue,
                 Err(_) => {
-                    self.forget(pid);
+                    self.forget_if_ended(pid);
                     continue;
                 }
             };

@@ -56,20 +56,21 @@ impl Watcher {
                 queue.extend(children.into_iter().map(|child| (child, Arc::clone(&tally))));
             }
         }
-        let gone: Vec<i32> =
-            self.processes.keys().copied().filter(|pid| procfs::living_thread(*pid).is_none()).collect();
-        gone.into_iter().for_each(|pid| self.forget(pid));
+        let known: Vec<i32> = self.processes.keys().copied().collect();
+        known.into_iter().for_each(|pid| self.forget_if_ended(pid));
         self.roots.retain(|root| self.processes.contains_key(&root.root.0));
         self.match_orphans();
     }
 
+    /// Something failed as it does with a process that has ended, and with a thread of it.
+    pub(super) fn forget_if_ended(&mut self, pid: i32) {
+        if procfs::living_thread(pid).is_none() {
+            self.forget(pid);
+        }
+    }
+
     /// A process has ended, or is not to be watched.
     pub(super) fn forget(&mut self, pid: i32) {
-        let is_served = self.processes.get(&pid).is_some_and(|process| process.target.is_some());
-        if is_served && procfs::living_thread(pid).is_some() {
-            // A thread has begun that had not when it was looked for.
-            return;
-        }
         if let Some(process) = self.processes.get_mut(&pid).filter(|process| process.agent != 0) {
             // An error says that it is ending with its process, as agents do.
             let _ = adopt::end_agent_left_alone(pid, process.agent, &mut process.seized);
