@@ -85,9 +85,9 @@ impl Announced {
         self.arrived.push(span);
     }
 
-    /// Whether an unmapping of `span` may be older than the move that brought it there.
-    pub fn has_arrived(&self, span: Span) -> bool {
-        self.arrived.iter().any(|arrived| arrived.intersect(span) == Some(span))
+    /// Of `span`, what an unmapping may be older of than the move that brought it there.
+    pub fn arrived_in(&self, span: Span) -> Vec<Span> {
+        self.arrived.iter().filter_map(|arrived| arrived.intersect(span)).collect()
     }
 
     /// Whether mappings were last seen changing.

@@ -329,9 +329,10 @@ impl Driver {
         // The kernel hands out faults first. But a change that was read has happened by the time a fault is served, and
         // whoever made it goes on: what it made void must not be installed any more.
         for (nth, message) in messages[..count].iter().enumerate().filter(|(_, message)| !message.is_fault()) {
-            self.settle_unmapped(at);
+            let event = message.decode();
+            self.settle_unmapped(at, Some(&event));
             self.core.begin_event(number + nth as u64);
-            self.change(at, message.decode());
+            self.change(at, event);
             if let Some(estate) = &self.hands.estate {
                 estate.settle_message(nth);
             }

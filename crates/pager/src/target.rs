@@ -295,20 +295,35 @@ impl Target {
         outcome
     }
 
-    /// Of `regions`, said to have been unmapped together, those that are there all the same.
+    /// Of `regions`, said to have been unmapped together, what is there all the same; none while it cannot be told, as mappings are
+    /// changing and something was moved there meanwhile.
     ///
     /// That a mapping is there and registered is not enough: one in front of it may have grown meanwhile, and that would
     /// have no pages yet. But what is unmapped together is unmapped or not as a whole.
-    pub fn still_has(&self, mut regions: Vec<Span>) -> Vec<Span> {
-        let there = |address| self.uffd.is_registered(address);
-        regions.retain(|region| {
-            !self.announced.is_fresh(*region) && there(region.start) && there(Address(region.end.0 - 1).page())
-        });
-        let arrived = |region: &Span| self.announced.has_arrived(*region);
-        if !regions.iter().filter(|region| !arrived(region)).any(|region| self.is_populated(*region)) {
-            regions.retain(arrived);
+    pub fn still_has(&self, regions: &[Span]) -> Option<Vec<Span>> {
+        let mut kept = Vec::new();
+        for part in self.arrived_in(regions) {
+            if self.is_there(part)? {
+                kept.push(part);
+            }
         }
-        regions
+        let rest = regions.iter().flat_map(|&region| region.without(self.announced.arrived_in(region).into_iter()));
+        let is_there = |&part: &Span| !self.announced.is_fresh(part) && self.is_there(part) == Some(true);
+        let rest: Vec<Span> = rest.filter(is_there).collect();
+        if rest.iter().any(|&part| self.is_populated(part)) {
+            kept.extend(rest);
+        }
+        Some(kept)
+    }
+
+    /// Of `regions`, what was moved there while mappings were changing.
+    pub fn arrived_in(&self, regions: &[Span]) -> Vec<Span> {
+        regions.iter().flat_map(|&region| self.announced.arrived_in(region)).collect()
+    }
+
+    /// Whether a registered mapping begins, and one ends, with `span`; none while mappings are changing.
+    fn is_there(&self, span: Span) -> Option<bool> {
+        Some(self.uffd.is_registered(span.start)? && self.uffd.is_registered(Address(span.end.0 - 1).page())?)
     }
 
     /// Whether any page of `span` is in the target, as far as can be told.

@@ -352,7 +352,7 @@ impl Driver {
     }
 
     fn carry_out(&mut self, command: Command) {
-        (0..self.targets.len()).for_each(|at| self.settle_unmapped(at));
+        (0..self.targets.len()).for_each(|at| self.settle_unmapped(at, None));
         match command {
             Command::Add { pid, uffd, agent, tally, share, inherits_merging, marked, reply } => {
                 let id = self.core.add_target();

@@ -16,6 +16,9 @@ impl Driver {
     /// may wait for them, even. So what was cut is looked for behind it, before any fault is served there: halves that were
     /// filled apart are never one mapping again.
     pub(super) fn register(&mut self, id: TargetId, stretches: &[Stretch]) -> Vec<Span> {
+        if (id.0 as usize) < self.targets.len() {
+            self.settle_at_rest(id.0 as usize);
+        }
         let Some(Some(target)) = self.targets.get_mut(id.0 as usize) else { return Vec::new() };
         if !target.inherits && !target.handed {
             // What it has mapped since its fork would be taken for what it has inherited.
@@ -25,7 +28,10 @@ impl Driver {
         let regions = self.core.regions();
         let is_known = |stretch: &Stretch| at_rest && stretch.mappings.iter().all(|&span| regions.covers(id, span));
         let (mut called, mut done) = (Vec::new(), Vec::new());
-        for seen in stretches {
+        // What was moved there is registered. If it has been unmapped since, that is told of later, and until then what has come in its
+        // place must not be taken for it.
+        let has_arrived = |stretch: &&Stretch| !target.announced.arrived_in(stretch.span()).is_empty();
+        for seen in stretches.iter().filter(|stretch| !has_arrived(stretch)) {
             // What is known is registered again all the same: nothing may ever leave a mapping that is not.
             let asked = if is_known(seen) { None } else { target.as_it_is(seen, self.choice) };
             let Some(mut now) = asked else {

@@ -241,7 +241,7 @@ impl Driver {
                 && let Some(event) = message.change(|number| reader?.keeps(number))
             {
                 if is_there {
-                    self.settle_unmapped(at);
+                    self.settle_unmapped(at, Some(&event));
                 }
                 self.core.begin_event(number);
                 match (event, gone) {

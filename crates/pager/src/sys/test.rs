@@ -36,6 +36,11 @@ impl Aligned {
         Self { all, bytes, first }
     }
 
+    /// Where the first begins.
+    pub fn start(&self) -> Address {
+        Address(self.first.as_ptr() as u64)
+    }
+
     /// One page.
     pub fn page(&mut self, at: usize) -> &mut Page {
         assert!((at + 1) * size_of::<Page>() + BLOCK_BYTES <= self.bytes);

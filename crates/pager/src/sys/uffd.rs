@@ -343,9 +343,12 @@ impl Uffd {
         self.refusal_to_copy_to(NOWHERE) == Some(libc::EAGAIN)
     }
 
-    /// Whether a mapping is at `address` and registered here; false also while mappings are changing.
-    pub fn is_registered(&self, address: Address) -> bool {
-        matches!(self.refusal_to_copy_to(address), Some(libc::EFAULT | libc::EEXIST))
+    /// Whether a mapping is at `address` and registered here; none while mappings are changing.
+    pub fn is_registered(&self, address: Address) -> Option<bool> {
+        match self.refusal_to_copy_to(address) {
+            Some(libc::EAGAIN) => None,
+            refusal => Some(matches!(refusal, Some(libc::EFAULT | libc::EEXIST))),
+        }
     }
 
     /// Why the kernel refuses to install a page there from memory that does not exist: it looks for changes first, then
@@ -470,6 +473,17 @@ pub fn new_from_syscall() -> io::Result<Uffd> {
     // SAFETY: no pointers.
     super::fd::owned(unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) })
         .map(Uffd::from)
+}
+
+/// For tests: one that is told what of our own address space is unmapped, and of nothing else.
+///
+/// # Errors
+/// As the kernel says.
+#[cfg(test)]
+pub fn new_of_unmappings() -> io::Result<Uffd> {
+    const EVENT_UNMAP: u64 = 1 << 6;
+    let uffd = new_from_syscall()?;
+    uffd.agree(EVENT_UNMAP).map(|()| uffd)
 }
 
 /// A userfaultfd of our own address space for shared memory, through the device where we may open it.
