@@ -1,5 +1,7 @@
 """Programs whose first thread ends before others do: what the kernel tells of a process, it tells of its first thread."""
 
+import signal
+
 import pytest
 from harness import eventually, those_who_run
 from mechanics import Program, let_go, squeeze, state, verdict
@@ -84,5 +86,15 @@ def test_memory_outlives_the_process_that_somebody_shares_it_with(processes, spi
     for _ in range(2):
         program = Program(processes, [lodger, 14, said, 512], spillway, "8M", options)
         assert program.status(30) == 0
+        assert verdict(said) == "OK\n"
+        eventually(lambda: not those_who_run(lodger), "the other to end")
+
+
+def test_memory_outlives_a_process_that_is_killed_while_pages_leave_it(processes, spillway, build, tmp_path):
+    """Nobody is left to read what its agent had moved to where it is read: those pages may raise SIGBUS, and never read as zeros."""
+    said, lodger = tmp_path / "said", build("lodger")
+    for milliseconds in [200, 215, 231, 248]:
+        program = Program(processes, [lodger, 24, said, 1, milliseconds], spillway, "8M")
+        assert program.status(30) == 128 + signal.SIGKILL
         assert verdict(said) == "OK\n"
         eventually(lambda: not those_who_run(lodger), "the other to end")

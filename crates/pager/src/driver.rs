@@ -366,6 +366,10 @@ impl Driver {
         match receive_byte(std::os::fd::AsFd::as_fd(&agent.socket)) {
             Heard::Nothing => {}
             Heard::End => {
+                if matches!(target.flight, Flight::Capture { .. }) {
+                    self.lose_capture(at);
+                }
+                let Some(target) = &mut self.targets[at] else { return };
                 if let Some(estate) = &self.hands.estate {
                     estate.set_batch(target.id, None);
                     guardian::ours().into_iter().for_each(|ours| estate.lose_agent(target.id, &target.uffd, ours));

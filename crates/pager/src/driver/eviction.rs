@@ -1,7 +1,7 @@
 //! Captures and writes: how room is made.
 
 use spillway_core::TargetId;
-use spillway_core::evict::{Captured, Run};
+use spillway_core::evict::{Bytes, Captured, Run};
 use spillway_store::Put;
 
 use std::sync::atomic::Ordering::Relaxed;
@@ -316,6 +316,31 @@ impl Driver {
         } else {
             self.note_yield(captured, stuck);
         }
+    }
+
+    /// The agent has ended in the middle of a capture. Whoever has the same memory and lives on (`CLONE_VM`) finds no page of it where
+    /// it was, and nobody is left through whom staging could be read.
+    pub(super) fn lose_capture(&mut self, at: usize) {
+        let Some(target) = &mut self.targets[at] else { return };
+        let Some(agent) = &target.agent else { return };
+        let mut buffers = target.buffers.drain(..);
+        let mut staging = agent.layout.staging;
+        for (i, run) in target.runs.iter().enumerate() {
+            let moved = Moved::of(agent, target.pagemap.as_ref(), i, run, staging);
+            staging = staging.plus_pages(run.pages);
+            for (n, buffer) in (0..run.pages).zip(&mut buffers) {
+                let page = run.page.plus(n);
+                if moved.has(n) {
+                    self.core.captured(page, Captured::Moved(buffer));
+                    self.core.read(page, buffer, Bytes::Gone);
+                } else {
+                    self.core.return_buffer(buffer);
+                    self.core.captured(page, Captured::Untried);
+                }
+            }
+        }
+        drop(buffers);
+        target.runs.clear();
     }
 
     /// Mappings are changing: whoever changes them needs the CPU to say so.
