@@ -115,8 +115,8 @@ def test_a_busy_target_goes_on_while_another_is_let_go(processes, spillway, daem
     busy.unharmed()
 
 
-def test_threads_that_follow_each_other_stay_a_target(processes, spillway, daemon, build):
-    """Its thread that was asked about had ended before it was: the program was forgotten before it had grown, and had no budget."""
+def test_threads_that_follow_each_other_become_a_target(processes, spillway, daemon, build):
+    """Each that was looked at ended just then: the program was refused, or forgotten, and had no budget."""
     daemon.start("--local", "8M")
     command = [spillway.path, "run", "-q", "--", build("torch"), "24", "2", "late"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -124,6 +124,14 @@ def test_threads_that_follow_each_other_stay_a_target(processes, spillway, daemo
     assert program.stdout.readline() == "READY\n"
     (target,) = eventually(lambda: daemon.done(op="stats")["targets"], "it to be a target")
     within(spillway, target["pid"], 8 * MIB)
+    assert program.communicate(timeout=30)[0] == "OK\n" and program.returncode == 0
+
+
+def test_threads_that_follow_each_other_are_adopted_as_they_do(processes, spillway, daemon, build):
+    """The memory of one that is ending is gone before it is: that was taken for a refusal that lasts."""
+    daemon.start("--local", "8M")
+    program = processes.start([spillway.path, "run", "-q", "--", build("torch"), "24", "4"], stdout=subprocess.PIPE, text=True)
+    eventually(lambda: daemon.done(op="stats")["targets"], "it to be a target", 3)
     assert program.communicate(timeout=30)[0] == "OK\n" and program.returncode == 0
 
 

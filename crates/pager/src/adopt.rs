@@ -171,6 +171,7 @@ fn put_agent(
 
 /// Seizes a thread to borrow.
 fn seize_one(pid: i32, may_exempt: bool) -> Result<(i32, Vdso, Seized), Error> {
+    let mut refused = None;
     for _ in 0..THREAD_TRIES {
         examine(pid)?;
         let thread = quiet_thread(pid)?;
@@ -185,11 +186,14 @@ fn seize_one(pid: i32, may_exempt: bool) -> Result<(i32, Vdso, Seized), Error> {
             })?;
             Ok((thread, vdso, first))
         });
-        if seized.is_ok() || procfs::is_alive(procfs::thread_stat(pid, thread)) {
+        // What is told of memory is that of the first thread, or of one that may be ending just now.
+        let goes_on = procfs::thread_stat(pid, thread).is_ok_and(|thread| !thread.is_ending);
+        if seized.is_ok() || goes_on && procfs::is_alive(procfs::stat(pid)) {
             return seized;
         }
+        refused = seized.err().filter(|_| goes_on);
     }
-    Err(Error::Ended(pid))
+    Err(refused.unwrap_or(Error::Ended(pid)))
 }
 
 impl Agent {

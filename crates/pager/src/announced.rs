@@ -16,7 +16,7 @@ pub struct Announced {
     since_scan: Option<Vec<Span>>,
     /// Registered at a time when mappings were changing: an unmapping that is yet to be heard of may be older.
     fresh: Vec<Span>,
-    /// Moved here at such a time: likewise, and all the same it is there.
+    /// Moved here since mappings were last at rest: likewise, and all the same it is there.
     arrived: Vec<Span>,
 }
 
@@ -80,12 +80,13 @@ impl Announced {
         self.fresh.iter().any(|fresh| fresh.intersect(span).is_some())
     }
 
-    /// `span` was moved to where it is while mappings were changing.
+    /// `span` was moved to where it is.
     pub fn arrived(&mut self, span: Span) {
+        self.arrived.retain(|other| other.intersect(span) != Some(*other));
         self.arrived.push(span);
     }
 
-    /// Of `span`, what an unmapping may be older of than the move that brought it there.
+    /// The parts of `span` that were moved there: an unmapping of them may be older than that.
     pub fn arrived_in(&self, span: Span) -> Vec<Span> {
         self.arrived.iter().filter_map(|arrived| arrived.intersect(span)).collect()
     }

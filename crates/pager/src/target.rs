@@ -321,7 +321,7 @@ impl Target {
         regions.iter().flat_map(|&region| self.announced.arrived_in(region)).collect()
     }
 
-    /// Whether a registered mapping begins, and one ends, with `span`; none while mappings are changing.
+    /// Whether the first and the last page of `span` are in registered mappings; none while mappings are changing.
     fn is_there(&self, span: Span) -> Option<bool> {
         Some(self.uffd.is_registered(span.start)? && self.uffd.is_registered(Address(span.end.0 - 1).page())?)
     }

@@ -118,6 +118,7 @@ pub(super) fn quiet_thread(pid: i32) -> Result<i32, Error> {
     let threads = procfs::threads(pid).map_err(|_| Error::NoSuchProcess(pid))?;
     let rank = |thread: &i32| match procfs::thread_stat(pid, *thread) {
         Ok(stat) if stat.is_kernels => 5,
+        Ok(stat) if stat.is_ending => 4,
         Ok(Stat { state: b'S', .. }) => 0,
         Ok(Stat { state: b'R', .. }) => 1,
         Ok(Stat { state: b'T', .. }) => 2,

@@ -58,9 +58,8 @@ impl Driver {
                     tape.removed(&self.core, id, Span::of_pages(to, span.pages()));
                 }
                 self.core.remapped(id, span, to);
-                if target.uffd.is_changing() {
-                    target.announced.arrived(Span::of_pages(to, span.pages()));
-                }
+                // Whoever moved it, and whoever unmaps something, may have gone on since: what is at rest now does not tell.
+                target.announced.arrived(Span::of_pages(to, span.pages()));
                 let _ = target.uffd.wake(span);
                 self.views_changed(at, span, Some(to));
             }
@@ -86,23 +85,24 @@ impl Driver {
     pub(super) fn settle_unmapped(&mut self, at: usize, next: Option<&Event>) {
         let Some(target) = &mut self.targets[at] else { return };
         let id = target.id;
-        let moves_on = |span: Span| match next {
-            Some(&Event::Remap { from, bytes, .. }) => {
-                Span { start: from, end: Address(from.0 + bytes) }.intersect(span).is_some()
-            }
-            _ => false,
+        let moves = match next {
+            Some(&Event::Remap { from, bytes, .. }) => Some(Span { start: from, end: Address(from.0 + bytes) }),
+            _ => None,
         };
         for span in std::mem::take(&mut target.unmapped) {
-            let Some(kept) = self.still_mapped(at, span, moves_on(span)) else {
+            let (kept, later) = self.still_mapped(at, span, moves);
+            if later == [span] {
                 self.target(id).into_iter().for_each(|target| target.unmapped.push(span));
                 continue;
-            };
+            }
             if let Some(tape) = &mut self.tape {
                 let gone = span.without(kept.iter().copied());
                 gone.into_iter().for_each(|span| tape.removed(&self.core, id, span));
             }
             self.core.unmapped(id, span, &kept);
-            let Some(target) = &self.targets[at] else { return };
+            later.iter().for_each(|&part| self.core.announced_unmapped(id, part));
+            let Some(target) = &mut self.targets[at] else { return };
+            target.unmapped.extend(later);
             // Faults that were read and not served may wait for a page that is no more: they are tried again.
             let _ = target.uffd.wake(span);
             self.views_changed(at, span, None);
@@ -117,12 +117,24 @@ impl Driver {
     }
 
     /// Of `span`, said to be unmapped, what is mapped and registered all the same: the kernel says so too when `munmap`
-    /// failed half-way, and says it late, when another thread may have moved a mapping there. None where that cannot be told yet; if it
-    /// `must`, what was moved there is.
-    fn still_mapped(&self, at: usize, span: Span, must: bool) -> Option<Vec<Span>> {
-        let Some(target) = &self.targets[at] else { return Some(Vec::new()) };
-        let regions: Vec<Span> = self.core.regions().within(target.id, span).iter().map(|region| region.span).collect();
-        target.still_has(&regions).or_else(|| must.then(|| target.arrived_in(&regions)))
+    /// failed half-way, and says it late, when another thread may have moved a mapping there. With it, and once more apart, what cannot
+    /// be told of yet. What was moved there and `moves` on now was there.
+    fn still_mapped(&self, at: usize, span: Span, moves: Option<Span>) -> (Vec<Span>, Vec<Span>) {
+        let Some(target) = &self.targets[at] else { return Default::default() };
+        let regions = |part| -> Vec<Span> {
+            self.core.regions().within(target.id, part).iter().map(|region| region.span).collect()
+        };
+        let part = moves.and_then(|moves| moves.intersect(span));
+        let mut kept = part.map(|part| target.arrived_in(&regions(part))).unwrap_or_default();
+        let later = match target.still_has(&regions(span)) {
+            Some(there) => {
+                kept.extend(there);
+                Vec::new()
+            }
+            None => part.map_or_else(|| vec![span], |part| span.without(std::iter::once(part))),
+        };
+        kept.extend(&later);
+        (kept, later)
     }
 
     /// A scan saw these pages in the target, some time after it began.
@@ -230,7 +242,8 @@ mod tests {
         uffd.register(of(&moved)).expect("it can be registered");
         let mut driver = driver();
         let mut seen = Vec::new();
-        for to in [of(&moved), of(&new)] {
+        let further = Address(1 << 31);
+        for (to, moves_on) in [(of(&moved), None), (of(&new), None), (of(&moved), Some(further))] {
             let from = Span::of_pages(Address(1 << 30), to.pages());
             let id = driver.core.add_target();
             let at = id.0 as usize;
@@ -248,15 +261,21 @@ mod tests {
             driver.settle_unmapped(at, None);
             driver.register(id, &[Stretch { mappings: vec![to], end: to.end }]);
             let is_kept_meanwhile = driver.core.regions().covers(id, to);
+            let at_last = Span::of_pages(moves_on.unwrap_or(to.start), to.pages());
+            if moves_on.is_some() {
+                let event = Event::Remap { from: to.start, to: further, bytes: to.end.0 - to.start.0 };
+                driver.settle_unmapped(at, Some(&event));
+                driver.change(at, event);
+            }
 
             driver.read_events(at);
             changes.join().expect("it was told of");
             driver.settle_at_rest(at);
             let waits = driver.targets[at].take().is_some_and(|target| !target.unmapped.is_empty());
-            seen.push((is_changing, is_kept_meanwhile, waits, driver.core.regions().covers(id, to)));
+            seen.push((is_changing, is_kept_meanwhile, waits, driver.core.regions().covers(id, at_last)));
         }
         // Nobody is told of how they end.
         drop((driver, uffd));
-        assert_eq!(seen, [(true, true, false, true), (true, true, false, false)]);
+        assert_eq!(seen, [(true, true, false, true), (true, true, false, false), (true, true, false, true)]);
     }
 }

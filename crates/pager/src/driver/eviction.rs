@@ -319,7 +319,7 @@ impl Driver {
     }
 
     /// The agent has ended in the middle of a capture. Whoever has the same memory and lives on (`CLONE_VM`) finds no page of it where
-    /// it was, and nobody is left through whom staging could be read.
+    /// it was; and staging cannot be read for certain through a process that has ended, or has called exec.
     pub(super) fn lose_capture(&mut self, at: usize) {
         let Some(target) = &mut self.targets[at] else { return };
         let Some(agent) = &target.agent else { return };

@@ -2,9 +2,10 @@
 
 use spillway_core::{Address, Span, TargetId};
 
-use super::Driver;
+use super::{Driver, Report};
 use crate::stretch::Stretch;
 use crate::sys::uffd::Uffd;
+use crate::watcher::Request;
 
 /// How often a stretch is registered in a row while its mappings change.
 const ATTEMPTS_MAX: u32 = 4;
@@ -30,19 +31,27 @@ impl Driver {
         let (mut called, mut done) = (Vec::new(), Vec::new());
         // What was moved there is registered. If it has been unmapped since, that is told of later, and until then what has come in its
         // place must not be taken for it.
-        let has_arrived = |stretch: &&Stretch| !target.announced.arrived_in(stretch.span()).is_empty();
-        for seen in stretches.iter().filter(|stretch| !has_arrived(stretch)) {
+        let mut has_skipped = false;
+        let mut but_for_arrived = |mut stretches: Vec<Stretch>| {
+            let count = stretches.len();
+            stretches.retain(|stretch| target.announced.arrived_in(stretch.span()).is_empty());
+            has_skipped |= stretches.len() < count;
+            stretches
+        };
+        for seen in but_for_arrived(stretches.to_vec()) {
             // What is known is registered again all the same: nothing may ever leave a mapping that is not.
-            let asked = if is_known(seen) { None } else { target.as_it_is(seen, self.choice) };
-            let Some(mut now) = asked else {
+            let asked = if is_known(&seen) { None } else { target.as_it_is(&seen, self.choice) };
+            let Some(now) = asked else {
                 called.push(seen.span());
-                done.extend(register_each(&target.uffd, seen));
+                done.extend(register_each(&target.uffd, &seen));
                 continue;
             };
+            let mut now = but_for_arrived(now);
             for _ in 0..ATTEMPTS_MAX {
                 called.extend(now.iter().map(Stretch::span));
                 let spans: Vec<Span> = now.iter().flat_map(|stretch| register_whole(&target.uffd, stretch)).collect();
-                let then = std::mem::replace(&mut now, target.as_it_is(seen, self.choice).unwrap_or_default());
+                let as_it_is = target.as_it_is(&seen, self.choice).unwrap_or_default();
+                let then = std::mem::replace(&mut now, but_for_arrived(as_it_is));
                 // That a call over several mappings succeeds says only that one was there.
                 let there =
                     |span: Span| now.iter().flat_map(|now| &now.mappings).filter_map(move |at| at.intersect(span));
@@ -58,8 +67,12 @@ impl Driver {
             // A removal may be under way that the pager before this one was told of.
             target.announced.during_scan(Span { start: Address(0), end: Address(u64::MAX) });
         }
-        if target.uffd.is_changing() {
+        // What is at rest only now may not have been when it was registered.
+        if !at_rest || target.uffd.is_changing() {
             target.announced.registered(called.into_iter());
+        }
+        if has_skipped {
+            let _ = self.reports.send(Request::Report(Report::Rescan(id)));
         }
         new
     }

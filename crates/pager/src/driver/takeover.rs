@@ -154,6 +154,8 @@ impl Driver {
         let pending: Vec<Span> =
             self.core.pending_unmapped().iter().filter(|(of, _)| *of == id).map(|(_, span)| *span).collect();
         if let Some(target) = self.target(id) {
+            // What had been moved there died with the pager before this one, and nothing was registered there since.
+            pending.iter().for_each(|&span| target.announced.arrived(span));
             target.unmapped = pending;
         }
         for span in self.core.removing(id) {
