@@ -316,7 +316,7 @@ impl Target {
         Some(kept)
     }
 
-    /// Of `regions`, what was moved there while mappings were changing.
+    /// Of `regions`, what was moved there since mappings were last at rest.
     pub fn arrived_in(&self, regions: &[Span]) -> Vec<Span> {
         regions.iter().flat_map(|&region| self.announced.arrived_in(region)).collect()
     }

@@ -32,26 +32,28 @@ impl Driver {
         // What was moved there is registered. If it has been unmapped since, that is told of later, and until then what has come in its
         // place must not be taken for it.
         let mut has_skipped = false;
-        let mut but_for_arrived = |mut stretches: Vec<Stretch>| {
-            let count = stretches.len();
-            stretches.retain(|stretch| target.announced.arrived_in(stretch.span()).is_empty());
-            has_skipped |= stretches.len() < count;
-            stretches
+        let mut is_clear = |stretch: &Stretch| {
+            let is_clear = target.announced.arrived_in(stretch.span()).is_empty();
+            has_skipped |= !is_clear;
+            is_clear
         };
-        for seen in but_for_arrived(stretches.to_vec()) {
+        for seen in stretches {
+            if !is_clear(seen) {
+                continue;
+            }
             // What is known is registered again all the same: nothing may ever leave a mapping that is not.
-            let asked = if is_known(&seen) { None } else { target.as_it_is(&seen, self.choice) };
-            let Some(now) = asked else {
+            let asked = if is_known(seen) { None } else { target.as_it_is(seen, self.choice) };
+            let Some(mut now) = asked else {
                 called.push(seen.span());
-                done.extend(register_each(&target.uffd, &seen));
+                done.extend(register_each(&target.uffd, seen));
                 continue;
             };
-            let mut now = but_for_arrived(now);
+            now.retain(&mut is_clear);
             for _ in 0..ATTEMPTS_MAX {
                 called.extend(now.iter().map(Stretch::span));
                 let spans: Vec<Span> = now.iter().flat_map(|stretch| register_whole(&target.uffd, stretch)).collect();
-                let as_it_is = target.as_it_is(&seen, self.choice).unwrap_or_default();
-                let then = std::mem::replace(&mut now, but_for_arrived(as_it_is));
+                let then = std::mem::replace(&mut now, target.as_it_is(seen, self.choice).unwrap_or_default());
+                now.retain(&mut is_clear);
                 // That a call over several mappings succeeds says only that one was there.
                 let there =
                     |span: Span| now.iter().flat_map(|now| &now.mappings).filter_map(move |at| at.intersect(span));
