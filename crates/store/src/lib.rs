@@ -150,7 +150,7 @@ pub trait Store: Send {
     fn burdens(&mut self, _handles: &[Handle]) -> u64 {
         0
     }
-    /// Whether there are such copies of pages that it was told of.
+    /// Whether there are so many such copies of pages that it was told of that they are worth looking for.
     fn has_burdens(&mut self) -> bool {
         false
     }

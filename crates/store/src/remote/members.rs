@@ -69,28 +69,28 @@ impl<P: Protocol> Members for Remote<P> {
         Chunk { member: slot.server, checksum: slot.checksum, presence }
     }
 
-    fn put(&mut self, member: u8, page: &Page, checksum: u64) -> Result<Handle, StoreError> {
-        self.begin_put(member, page, checksum, Instant::now())
+    fn put(&mut self, member: u8, page: &Page, checksum: u64, now: Instant) -> Result<Handle, StoreError> {
+        self.begin_put(member, page, checksum, now)
     }
 
-    fn get(&mut self, chunk: Handle, urgency: Urgency, into: &mut Page) -> Result<Got, StoreError> {
-        Store::get(self, chunk, urgency, into)
+    fn get(&mut self, chunk: Handle, urgency: Urgency, into: &mut Page, now: Instant) -> Result<Got, StoreError> {
+        self.get_at(chunk, urgency, into, now)
     }
 
     fn free(&mut self, chunk: Handle) {
         Store::free(self, chunk);
     }
 
-    fn progress(&mut self, done: &mut dyn FnMut(Completion<'_>)) {
-        if self.alarm_at.is_some_and(|at| at <= Instant::now()) {
+    fn progress(&mut self, now: Instant, done: &mut dyn FnMut(Completion<'_>)) {
+        if self.alarm_at.is_some_and(|at| at <= now) {
             let _ = rustix::io::read(&self.alarm, &mut [0; 8]);
             self.alarm_at = None;
         }
-        Store::progress(self, done);
+        self.progress_at(now, done);
     }
 
-    fn flush(&mut self) {
-        Store::flush(self);
+    fn flush(&mut self, now: Instant) {
+        self.flush_at(now);
     }
 
     fn tidy(&mut self) -> bool {
@@ -101,12 +101,12 @@ impl<P: Protocol> Members for Remote<P> {
         Some(self.poller.as_fd())
     }
 
-    fn wake_at(&mut self, at: Instant) {
+    fn wake_at(&mut self, at: Instant, now: Instant) {
         if self.alarm_at.is_some_and(|set| set <= at) {
             return;
         }
         self.alarm_at = Some(at);
-        let wait = at.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1));
+        let wait = at.saturating_duration_since(now).max(Duration::from_nanos(1));
         let span = Timespec {
             tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: i64::from(wait.subsec_nanos()),

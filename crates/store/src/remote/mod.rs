@@ -298,9 +298,8 @@ impl<P: Protocol> Remote<P> {
         Ok(handle)
     }
 
-    fn ask(&mut self, handle: Handle, urgency: Urgency) -> Result<Got, StoreError> {
+    fn ask(&mut self, handle: Handle, urgency: Urgency, now: Instant) -> Result<Got, StoreError> {
         let server = usize::from(self.handles.slot(handle).server);
-        let now = Instant::now();
         if self.is_gone(&self.servers[server], now) {
             // Others have waited for it long enough. What is only fetched ahead is lost, too: who brings all pages home would
             // ask for ever.
@@ -362,6 +361,48 @@ impl<P: Protocol> Remote<P> {
         if unheard { self.handles.recycle(handle) } else { self.leave(handle) }
     }
 
+    /// [`Store::get`] at this time.
+    fn get_at(&mut self, handle: Handle, urgency: Urgency, into: &mut Page, now: Instant) -> Result<Got, StoreError> {
+        let slot = *self.handles.get_mut(handle);
+        match slot.state {
+            State::Putting => {
+                let Kind::Put(buffer) = self.ops.at(slot.op).1.kind else { panic!("a put is under way") };
+                *into = *self.ops.page(buffer);
+                Ok(Got::Here)
+            }
+            State::Kept if self.servers[usize::from(slot.server)].has(slot.epoch) => self.ask(handle, urgency, now),
+            State::Getting => {
+                if urgency == Urgency::Demand {
+                    self.hurry(handle);
+                }
+                Ok(Got::Pending)
+            }
+            _ => Err(StoreError::Lost),
+        }
+    }
+
+    /// Hears servers, and does what is due; sends nothing.
+    fn progress_at(&mut self, now: Instant, done: &mut dyn FnMut(Completion<'_>)) {
+        self.listen();
+        for at in 0..self.servers.len() {
+            if let Err(why) = self.serve(at, now, done) {
+                self.disconnect(at, why, now, done);
+            }
+        }
+        self.carry_on(now);
+        self.place_elsewhere(now, done);
+        self.evacuate(now);
+        if now >= self.next_tick {
+            self.keep_house(now, done);
+        }
+    }
+
+    fn flush_at(&mut self, now: Instant) {
+        for server in &mut self.servers {
+            server.flush(self.poller.as_fd(), &mut self.handles, &mut self.ops, now);
+        }
+    }
+
     /// [`Store::put`] of a page with this hash.
     fn put_hashed(&mut self, page: &Page, checksum: u64, previous: Option<Handle>) -> Result<Put, StoreError> {
         if let Some(previous) = previous {
@@ -409,22 +450,7 @@ impl<P: Protocol> Store for Remote<P> {
     }
 
     fn get(&mut self, handle: Handle, urgency: Urgency, into: &mut Page) -> Result<Got, StoreError> {
-        let slot = *self.handles.get_mut(handle);
-        match slot.state {
-            State::Putting => {
-                let Kind::Put(buffer) = self.ops.at(slot.op).1.kind else { panic!("a put is under way") };
-                *into = *self.ops.page(buffer);
-                Ok(Got::Here)
-            }
-            State::Kept if self.servers[usize::from(slot.server)].has(slot.epoch) => self.ask(handle, urgency),
-            State::Getting => {
-                if urgency == Urgency::Demand {
-                    self.hurry(handle);
-                }
-                Ok(Got::Pending)
-            }
-            _ => Err(StoreError::Lost),
-        }
+        self.get_at(handle, urgency, into, Instant::now())
     }
 
     fn share(&mut self, handle: Handle) -> Handle {
@@ -456,27 +482,13 @@ impl<P: Protocol> Store for Remote<P> {
     }
 
     fn flush(&mut self) {
-        let now = Instant::now();
-        for server in &mut self.servers {
-            server.flush(self.poller.as_fd(), &mut self.handles, &mut self.ops, now);
-        }
+        self.flush_at(Instant::now());
     }
 
     fn progress(&mut self, done: &mut dyn FnMut(Completion<'_>)) {
         let now = Instant::now();
-        self.listen();
-        for at in 0..self.servers.len() {
-            if let Err(why) = self.serve(at, now, done) {
-                self.disconnect(at, why, now, done);
-            }
-        }
-        self.carry_on(now);
-        self.place_elsewhere(now, done);
-        self.evacuate(now);
-        if now >= self.next_tick {
-            self.keep_house(now, done);
-        }
-        self.flush();
+        self.progress_at(now, done);
+        self.flush_at(now);
     }
 
     fn accepts(&self) -> bool {

@@ -33,6 +33,19 @@ impl Core {
         }
     }
 
+    /// Whether each chunk of a fill has a fate.
+    fn is_settled(&self, fill: usize) -> bool {
+        let from = &self.fills[fill];
+        let has_fate = |at: u8| {
+            #[cfg(test)]
+            if self.mutation == Some(Mutation::AckEarly) && usize::from(at) >= self.shape.data {
+                return matches!(from.chunks[usize::from(at)], Chunk::Acked(_) | Chunk::Missing | Chunk::Sent(..));
+            }
+            matches!(from.chunks[usize::from(at)], Chunk::Acked(_) | Chunk::Missing)
+        };
+        from.closed && self.shape.used(from.length).all(has_fate)
+    }
+
     /// What a member has forgotten since it took it is sent again.
     fn doubt(&mut self, members: &mut dyn Members, fill: usize, now: Instant) {
         for position in self.shape.positions() {
@@ -46,9 +59,13 @@ impl Core {
     }
 
     /// Ends a fill whose chunks all have a fate.
-    pub(super) fn settle(&mut self, members: &mut dyn Members, fill: usize, done: &mut dyn FnMut(Completion<'_>)) {
-        let now = members.now();
-        self.doubt(members, fill, now);
+    pub(super) fn settle(
+        &mut self,
+        members: &mut dyn Members,
+        fill: usize,
+        now: Instant,
+        done: &mut dyn FnMut(Completion<'_>),
+    ) {
         self.news &= !(1 << fill);
         let from = &self.fills[fill];
         if from.row.is_none() {
@@ -57,28 +74,25 @@ impl Core {
         if let Some(error) = from.failed {
             return self.fail(members, fill, error, done);
         }
-        let is_settled = |at: u8| {
-            #[cfg(test)]
-            if self.mutation == Some(Mutation::AckEarly) && usize::from(at) >= self.shape.data {
-                return matches!(from.chunks[usize::from(at)], Chunk::Acked(_) | Chunk::Missing | Chunk::Sent(..));
-            }
-            matches!(from.chunks[usize::from(at)], Chunk::Acked(_) | Chunk::Missing)
-        };
-        if !from.closed || !self.shape.used(from.length).all(is_settled) {
+        // Answers come one by one, and each member is looked at by the last of them only.
+        if !self.is_settled(fill) {
+            return;
+        }
+        self.doubt(members, fill, now);
+        if !self.is_settled(fill) {
             return;
         }
         // What has gone since it was kept may leave too little; whoever put the pages still has them.
         if self.fills[fill].missing(members, now) > self.shape.parity {
             return self.fail(members, fill, StoreError::Unavailable, done);
         }
-        self.commit(members, fill, done);
+        self.commit(members, fill, now, done);
     }
 
     /// The row is kept: its pages are there now.
-    fn commit(&mut self, members: &mut dyn Members, fill: usize, done: &mut dyn FnMut(Completion<'_>)) {
+    fn commit(&mut self, members: &mut dyn Members, fill: usize, now: Instant, done: &mut dyn FnMut(Completion<'_>)) {
         let row = self.fills[fill].row.take().expect("it is being written");
         let length = self.fills[fill].length;
-        let now = members.now();
         for position in self.shape.used(length) {
             let chunk = match self.fills[fill].chunks[usize::from(position)] {
                 Chunk::Acked(chunk) | Chunk::Sent(chunk, _) => Some(chunk),

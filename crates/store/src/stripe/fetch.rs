@@ -153,7 +153,7 @@ impl Core {
     fn ask(&mut self, members: &mut dyn Members, job: u16, position: u8, now: Instant) -> Result<Got, StoreError> {
         let of = *self.jobs.at(job);
         let chunk = self.rows.chunk(of.place.row, position).ok_or(StoreError::Lost)?;
-        let got = members.get(chunk, of.urgency, &mut self.scratch);
+        let got = members.get(chunk, of.urgency, &mut self.scratch, now);
         match got {
             Ok(Got::Pending) => {
                 let member = members.chunk(chunk, now).member;
@@ -334,7 +334,7 @@ impl Core {
             }
             Purpose::Rebuild => {
                 let to = result.ok().and_then(|()| self.spare(members, of.place.row, of.place.position, now));
-                let put = to.and_then(|to| members.put(to, &self.scratch, self.hash.of(&self.scratch)).ok());
+                let put = to.and_then(|to| members.put(to, &self.scratch, self.hash.of(&self.scratch), now).ok());
                 let Some(chunk) = put else { return self.end(job) };
                 self.jobs.release_buffer(job);
                 self.jobs.wants.retain(|want| want.job != job);

@@ -239,7 +239,7 @@ impl Core {
             }
         }
         let from = &self.fills[fill];
-        match members.put(from.members[at], &from.pages[at], from.checksums[at]) {
+        match members.put(from.members[at], &from.pages[at], from.checksums[at], now) {
             Ok(chunk) => {
                 self.fills[fill].chunks[at] = Chunk::Sent(chunk, now);
                 self.puts.insert(chunk, Putting::Fill(u8::try_from(fill).expect("few"), position));

@@ -105,7 +105,7 @@ impl Inheritance for Stripes {
         let now = members.now();
         core.upkeep.awake(now);
         core.look_by(now);
-        members.wake_at(core.next_look);
+        members.wake_at(core.next_look, now);
     }
 }
 

@@ -122,7 +122,8 @@ impl Jobs {
     }
 
     pub(super) fn memory_bytes(&self) -> u64 {
-        let gathered: usize = self.gathered.iter().map(|gathered| gathered.pages.len() * PAGE_BYTES).sum();
+        let width = self.gathered.first().map_or(0, |of| of.pages.len());
+        let gathered = self.gathered.len() * width * PAGE_BYTES;
         (gathered + self.jobs.len() * size_of::<Option<Job>>()) as u64
     }
 
@@ -154,11 +155,11 @@ impl Jobs {
     }
 
     /// Someone waits for it now.
-    pub(super) fn hurry(&mut self, members: &mut dyn Members, job: u16, scratch: &mut Page) {
+    pub(super) fn hurry(&mut self, members: &mut dyn Members, job: u16, scratch: &mut Page, now: Instant) {
         self.at(job).urgency = Urgency::Demand;
         for want in self.wants.iter().filter(|want| want.job == job) {
             // It is under way, so it does not come from this call.
-            let _ = members.get(want.chunk, Urgency::Demand, scratch);
+            let _ = members.get(want.chunk, Urgency::Demand, scratch, now);
         }
     }
 

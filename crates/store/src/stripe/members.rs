@@ -67,7 +67,7 @@ pub(crate) struct Chunk {
 }
 
 /// Servers that keep chunks, each under a handle of its own. As for a [`crate::Store`], no call blocks; a chunk that comes
-/// is verified against its checksum.
+/// is verified against its checksum. What time it is, callers ask once and pass on: a fault has a dozen such calls.
 pub(crate) trait Members: Send {
     /// How many there are; they are named by number. There may be more after [`Members::progress`].
     fn count(&self) -> u8;
@@ -82,21 +82,21 @@ pub(crate) trait Members: Send {
     /// What is known of a chunk, also while it is put.
     fn chunk(&self, chunk: Handle, now: Instant) -> Chunk;
     /// Begins to put a chunk there and nowhere else. [`Completion::Put`] tells; after an error the handle is void.
-    fn put(&mut self, member: u8, page: &Page, checksum: u64) -> Result<Handle, StoreError>;
+    fn put(&mut self, member: u8, page: &Page, checksum: u64, now: Instant) -> Result<Handle, StoreError>;
     /// As [`crate::Store::get`]. What was wrong or is lost stays [`Presence::Dead`].
-    fn get(&mut self, chunk: Handle, urgency: Urgency, into: &mut Page) -> Result<Got, StoreError>;
+    fn get(&mut self, chunk: Handle, urgency: Urgency, into: &mut Page, now: Instant) -> Result<Got, StoreError>;
     /// Has the member forget a chunk, now or when it can be asked again.
     fn free(&mut self, chunk: Handle);
-    /// As [`crate::Store::progress`].
-    fn progress(&mut self, done: &mut dyn FnMut(Completion<'_>));
+    /// As [`crate::Store::progress`], but nothing is sent before [`Members::flush`].
+    fn progress(&mut self, now: Instant, done: &mut dyn FnMut(Completion<'_>));
     /// As [`crate::Store::flush`].
-    fn flush(&mut self);
+    fn flush(&mut self, now: Instant);
     /// As [`crate::Store::tidy`].
     fn tidy(&mut self) -> bool;
     /// As [`crate::Store::descriptor`].
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
     /// Makes the descriptor readable at a time, if nothing does so sooner.
-    fn wake_at(&mut self, at: Instant);
+    fn wake_at(&mut self, at: Instant, now: Instant);
     /// A chunk that another process has left with its members, under what may be any handle: it is kept, or there is none. To be
     /// called before anything is put.
     fn inherit(&mut self, chunk: Handle) -> bool;

@@ -267,7 +267,7 @@ impl Core {
         };
         if let Some(job) = job {
             if urgency == Urgency::Demand {
-                self.jobs.hurry(members, job, into);
+                self.jobs.hurry(members, job, into, now);
             }
             return Ok(Got::Pending);
         }
@@ -363,7 +363,7 @@ impl Core {
 
     fn progress(&mut self, members: &mut dyn Members, done: &mut dyn FnMut(Completion<'_>)) {
         let now = members.now();
-        members.progress(&mut |completion| match completion {
+        members.progress(now, &mut |completion| match completion {
             Completion::Got { handle, page } => self.heard(handle, page, now, done),
             Completion::Put { handle, result } => self.kept(handle, result, now),
         });
@@ -376,7 +376,8 @@ impl Core {
             self.look(members, now);
         }
         self.follow_up(members, now, done);
-        members.wake_at(self.next_look);
+        members.wake_at(self.next_look, now);
+        members.flush(now);
     }
 
     /// Keeps deadlines.
@@ -400,7 +401,7 @@ impl Core {
                     Step::Failed(error) => self.finish(members, job, Err(error), now, done),
                 }
             } else if self.news != 0 {
-                self.settle(members, self.news.trailing_zeros() as usize, done);
+                self.settle(members, self.news.trailing_zeros() as usize, now, done);
             } else {
                 return;
             }
@@ -476,7 +477,7 @@ impl Store for Stripes {
         more |= self.core.pages.top_up() || self.core.rows.top_up();
         let now = self.members.now();
         more |= self.core.upkeep_step(&mut *self.members, now);
-        self.members.wake_at(self.core.next_look);
+        self.members.wake_at(self.core.next_look, now);
         more
     }
 
@@ -485,13 +486,13 @@ impl Store for Stripes {
     }
 
     fn flush(&mut self) {
-        self.members.wake_at(self.core.next_look);
-        self.members.flush();
+        let now = self.members.now();
+        self.members.wake_at(self.core.next_look, now);
+        self.members.flush(now);
     }
 
     fn progress(&mut self, done: &mut dyn FnMut(Completion<'_>)) {
         self.core.progress(&mut *self.members, done);
-        self.members.flush();
     }
 
     fn accepts(&self) -> bool {

@@ -81,12 +81,17 @@ impl Budget {
         self.pages = (self.pages + pages).min(SAVED_PAGES_MAX);
     }
 
+    /// Whether something may begin, without what has come since that was last asked.
+    pub(crate) fn has_some(&self) -> bool {
+        self.pages > 0.0
+    }
+
     /// Whether something may begin; it may cost more than there is, which later ones wait for.
     pub(crate) fn has(&mut self, now: Instant) -> bool {
         let seconds = now.saturating_duration_since(self.filled).as_secs_f64();
         self.filled = now;
         self.earn(seconds * self.per_second);
-        self.pages > 0.0
+        self.has_some()
     }
 
     /// Whether there is more than half of what may be saved up.

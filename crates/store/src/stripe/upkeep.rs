@@ -39,6 +39,9 @@ const RETURNS: f64 = 256.0;
 const SLACK: usize = 13;
 /// One row in so many is found by a sweep over pages in reasonable time.
 const FINDABLE: usize = 64;
+/// Pages are not looked through for the copies that keep a row from going while fewer than one row in so many has such pages alone:
+/// each fault would pay for a dozen looks, of which one in hundreds finds any.
+const WORTH_LOOKING: usize = 128;
 /// Rows of holes that are not worth a sweep.
 const ROWS_MIN: usize = 16;
 /// How long after a sweep that mended all it could the next one begins, at least and at most; in between, so many times what a sweep
@@ -153,10 +156,15 @@ impl Upkeep {
         self.sweep_at = Some(self.sweep_at.map_or(now, |at| at.min(now)));
     }
 
+    /// Written rows.
+    fn rows(&self) -> usize {
+        self.by_outside.iter().sum()
+    }
+
     /// Rows with no more pages than this that are nowhere else are to be emptied; `None` while there is little to win.
     pub(super) fn emptied(&self) -> Option<usize> {
         let data = self.shape.data;
-        let rows: usize = self.by_outside.iter().sum();
+        let rows = self.rows();
         let holes = (rows * data).saturating_sub(self.lives);
         holes.checked_sub(self.lives / SLACK).filter(|spare| *spare > self.rows_min * data)?;
         // The emptier a row is, the less it costs: a row of one page gives three chunks' room for one move.
@@ -342,7 +350,7 @@ impl Core {
         if !home {
             self.set_home(handle, true);
         }
-        let is_burden = self.rows.lives(place.row).outside == 0 && self.has_burdens(now);
+        let is_burden = self.rows.lives(place.row).outside == 0 && self.may_give_up(now);
         if is_burden {
             self.upkeep.compact.spend(self.upkeep.unchanged * self.shape.written());
             self.counts.dropped_copies += 1;
@@ -363,12 +371,17 @@ impl Core {
         doubtful.fold(0, |found, at| found | u64::from(self.is_burden(handles[at], &now)) << at)
     }
 
-    /// Whether rows are kept by pages alone that are local as well, and there are means to do without those copies.
+    /// Whether so many rows are kept by pages alone that are local as well that looking for these is worth it.
     pub(super) fn has_burdens(&mut self, now: impl FnOnce() -> Instant) -> bool {
-        self.upkeep.by_outside[0] > 0
-            && self.watch.away() == 0
+        let rows = self.upkeep.by_outside[0];
+        rows > 0 && rows * WORTH_LOOKING >= self.upkeep.rows() && self.may_give_up(now)
+    }
+
+    /// Whether rows are to be emptied, and there are means to do without copies for that.
+    fn may_give_up(&mut self, now: impl FnOnce() -> Instant) -> bool {
+        self.watch.away() == 0
             && self.upkeep.emptied().is_some()
-            && self.upkeep.compact.has(now())
+            && (self.upkeep.compact.has_some() || self.upkeep.compact.has(now()))
     }
 
     /// Moves pages out of rows that are mostly holes, and out of rows that a member's leaving would cost a chunk.

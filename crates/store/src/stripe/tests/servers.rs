@@ -356,7 +356,7 @@ impl Members for Simulated {
         Chunk { member: slot.member, checksum: slot.checksum, presence }
     }
 
-    fn put(&mut self, member: u8, page: &Page, checksum: u64) -> Result<Handle, StoreError> {
+    fn put(&mut self, member: u8, page: &Page, checksum: u64, _now: Instant) -> Result<Handle, StoreError> {
         point();
         let mut world = self.world();
         world.next += 1;
@@ -373,7 +373,7 @@ impl Members for Simulated {
         Ok(Handle::from_bits(chunk).expect("few"))
     }
 
-    fn get(&mut self, chunk: Handle, _urgency: Urgency, _into: &mut Page) -> Result<Got, StoreError> {
+    fn get(&mut self, chunk: Handle, _urgency: Urgency, _into: &mut Page, _now: Instant) -> Result<Got, StoreError> {
         let mut world = self.world();
         let now = world.now;
         let presence = {
@@ -411,12 +411,12 @@ impl Members for Simulated {
         server.forget.insert(chunk.bits());
     }
 
-    fn progress(&mut self, done: &mut dyn FnMut(Completion<'_>)) {
+    fn progress(&mut self, _now: Instant, done: &mut dyn FnMut(Completion<'_>)) {
         point();
         self.world().progress(done);
     }
 
-    fn flush(&mut self) {}
+    fn flush(&mut self, _now: Instant) {}
 
     fn tidy(&mut self) -> bool {
         false
@@ -426,7 +426,7 @@ impl Members for Simulated {
         None
     }
 
-    fn wake_at(&mut self, at: Instant) {
+    fn wake_at(&mut self, at: Instant, _now: Instant) {
         let mut world = self.world();
         if world.wake_at.is_none_or(|set| set > at) {
             (world.wake_at, world.alarms) = (Some(at), world.alarms + 1);
