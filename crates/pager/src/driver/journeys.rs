@@ -19,7 +19,7 @@ use crate::tally::Tally;
 use crate::target::Waiting;
 
 /// Fetches under way at once, each of a block at most. More faults than that wait for the first to end.
-const JOURNEYS: usize = 64;
+const JOURNEYS: usize = u64::BITS as usize;
 /// Writes under way that the pager expects: as many as it has buffers, and as many again that came back meanwhile.
 const WRITES: usize = 2048;
 const BLOCK: usize = 16;
@@ -58,7 +58,8 @@ impl Journey {
 /// All that is under way between the pager and a store that answers later.
 pub(super) struct Journeys {
     under_way: [Option<Journey>; JOURNEYS],
-    count: usize,
+    /// Which those are, bit by bit: mostly it is one or none, and each turn asks several times.
+    which: u64,
     blocks: Box<[spillway_core::Page]>,
     writes: HashMap<HandleBits, PageIndex>,
     /// The store moves pages, to win back room: copies may be a burden to it.
@@ -76,7 +77,7 @@ impl Journeys {
         };
         Self {
             under_way: [None; JOURNEYS],
-            count: 0,
+            which: 0,
             blocks: pages(blocks),
             writes: HashMap::with_capacity(writes),
             has_burdens: store.protection().is_some(),
@@ -91,17 +92,33 @@ impl Journeys {
 
     /// Whether another can begin.
     pub(super) fn have_room(&self) -> bool {
-        self.count < JOURNEYS
+        self.which != u64::MAX
     }
 
     /// Whether pages are on their way into targets.
     pub(super) fn are_under_way(&self) -> bool {
-        self.count > 0
+        self.which != 0
     }
 
     /// How many are.
     pub(super) fn under_way(&self) -> usize {
-        self.count
+        self.which.count_ones() as usize
+    }
+
+    /// The first one at this place or behind it.
+    fn next_from(&self, at: usize) -> Option<usize> {
+        let rest = self.which.checked_shr(u32::try_from(at).expect("few")).unwrap_or(0);
+        (rest != 0).then(|| at + rest.trailing_zeros() as usize)
+    }
+
+    fn begin(&mut self, at: usize, journey: Journey) {
+        self.which |= 1 << at;
+        self.under_way[at] = Some(journey);
+    }
+
+    fn end(&mut self, at: usize) -> Option<Journey> {
+        self.which &= !(1 << at);
+        self.under_way[at].take()
     }
 
     /// Writes that the store has not said to keep.
@@ -123,7 +140,10 @@ impl Journeys {
     /// still coming under this handle has one of its own.
     pub(super) fn forget(&mut self, handle: HandleBits, core: &Pager) {
         self.writes.remove(&handle);
-        for journey in self.under_way.iter_mut().flatten() {
+        let mut next = self.next_from(0);
+        while let Some(at) = next {
+            next = self.next_from(at + 1);
+            let Some(journey) = &mut self.under_way[at] else { continue };
             let page = journey.page;
             for (i, theirs) in journey.handles[..journey.pages].iter_mut().enumerate() {
                 if *theirs == Some(handle) && !core.is_coming(page.plus(i as u64), handle) {
@@ -135,8 +155,10 @@ impl Journeys {
     }
 
     fn arrived(&mut self, handle: HandleBits, page: Result<&spillway_core::Page, StoreError>) {
-        for (at, journey) in self.under_way.iter_mut().enumerate() {
-            let Some(journey) = journey else { continue };
+        let mut next = self.next_from(0);
+        while let Some(at) = next {
+            next = self.next_from(at + 1);
+            let Some(journey) = &mut self.under_way[at] else { continue };
             for i in 0..journey.pages {
                 if journey.handles[i] != Some(handle) || journey.coming & 1 << i == 0 {
                     continue;
@@ -165,10 +187,11 @@ impl Driver {
         if !self.journeys.are_possible() {
             return Some(self.hands.perform(plan, true, target, &mut self.core));
         }
-        let Some(free) = self.journeys.under_way.iter().position(Option::is_none) else {
+        let free = self.journeys.which.trailing_ones() as usize;
+        if free == JOURNEYS {
             (0..pages).for_each(|i| self.core.put_back(page.plus(i)));
             return None;
-        };
+        }
         let mut journey = Journey {
             target: target.id,
             fault,
@@ -191,8 +214,7 @@ impl Driver {
                 Some(Err(_)) | None => journey.lost |= 1 << i,
             }
         }
-        self.journeys.under_way[free] = Some(journey);
-        self.journeys.count += 1;
+        self.journeys.begin(free, journey);
         None
     }
 
@@ -223,20 +245,19 @@ impl Driver {
 
     /// Installs the blocks that are complete, in targets that may be served now.
     pub(super) fn arrive(&mut self) {
-        for at in 0..JOURNEYS {
-            if self.journeys.count == 0 {
-                return;
-            }
-            let Some(journey) = self.journeys.under_way[at] else { continue };
-            let slot = journey.target.0 as usize;
-            let gone = self.targets.get(slot).is_none_or(Option::is_none);
-            let may = self.targets.get(slot).and_then(Option::as_ref).is_some_and(|target| target.may_serve());
-            if journey.coming == 0 && (gone || may) {
-                self.journeys.under_way[at] = None;
-                self.journeys.count -= 1;
-                if may {
-                    self.end_journey(at, &journey);
-                }
+        let mut next = 0;
+        while let Some(at) = self.journeys.next_from(next) {
+            next = at + 1;
+            let Some(journey) = self.journeys.under_way[at].as_ref().filter(|journey| journey.coming == 0) else {
+                continue;
+            };
+            let target = self.targets.get(journey.target.0 as usize).and_then(Option::as_ref);
+            let (gone, may) = (target.is_none(), target.is_some_and(|target| target.may_serve()));
+            if (gone || may)
+                && let Some(journey) = self.journeys.end(at)
+                && may
+            {
+                self.end_journey(at, &journey);
             }
         }
     }

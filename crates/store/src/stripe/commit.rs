@@ -91,7 +91,7 @@ impl Core {
 
     /// The row is kept: its pages are there now.
     fn commit(&mut self, members: &mut dyn Members, fill: usize, now: Instant, done: &mut dyn FnMut(Completion<'_>)) {
-        let row = self.fills[fill].row.take().expect("it is being written");
+        let row = self.take_row(fill);
         let length = self.fills[fill].length;
         for position in self.shape.used(length) {
             let chunk = match self.fills[fill].chunks[usize::from(position)] {
@@ -171,7 +171,7 @@ impl Core {
                 members.free(chunk);
             }
         }
-        let row = self.fills[fill].row.take().expect("it is being written");
+        let row = self.take_row(fill);
         self.rows.remove(row);
         for (handle, origin) in std::mem::take(&mut self.fills[fill].entries).into_iter().flatten() {
             match origin {

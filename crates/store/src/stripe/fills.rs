@@ -119,7 +119,17 @@ impl Core {
             return true;
         }
         let now = members.now();
-        self.fills.iter().any(|fill| fill.row.is_none()) && self.lay_out(members, now, 0).is_ok()
+        self.free_fills() > 0 && self.lay_out(members, now, 0).is_ok()
+    }
+
+    fn free_fills(&self) -> usize {
+        self.fills.len() - self.in_use.count_ones() as usize
+    }
+
+    /// Has a fill do without a row; the row that it had.
+    pub(super) fn take_row(&mut self, fill: usize) -> u32 {
+        self.in_use &= !(1 << fill);
+        self.fills[fill].row.take().expect("it is being written")
     }
 
     /// The fill that pages of an origin go to now.
@@ -133,18 +143,18 @@ impl Core {
         if let Some(fill) = self.open[usize::from(moves)] {
             return Ok(fill.into());
         }
-        let mut free = self.fills.iter().enumerate().filter(|(_, fill)| fill.row.is_none());
-        let (fill, _) = free.next().ok_or(StoreError::Unavailable)?;
         // Moved pages leave room for what targets wait to get rid of.
-        if moves && free.count() < self.fills.len() / 2 {
+        if self.free_fills() <= if moves { self.fills.len() / 2 } else { 0 } {
             return Err(StoreError::Unavailable);
         }
+        let fill = self.in_use.trailing_ones() as usize;
         let salt = self.random_below(u64::MAX);
         let layout = self.lay_out(members, now, salt)?;
         let row = self.rows.insert().ok_or(StoreError::Full)?;
         let to = &mut self.fills[fill];
         (to.row, to.length, to.planned, to.parity) = (Some(row), 0, layout.data, layout.parity);
         (to.closed, to.failed, to.opened, to.moves) = (false, None, now, moves);
+        self.in_use |= 1 << fill;
         to.members = layout.members;
         to.chunks = [Chunk::Absent; WIDTH_MAX];
         to.entries = [None; DATA_MAX];
@@ -277,11 +287,11 @@ impl Core {
 
     /// Closes what has waited long enough, and sends again what found no room.
     pub(super) fn look_at_fills(&mut self, members: &mut dyn Members, now: Instant) {
-        for fill in 0..self.fills.len() {
+        let mut in_use = self.in_use;
+        while in_use != 0 {
+            let fill = in_use.trailing_zeros() as usize;
+            in_use &= in_use - 1;
             let of = &self.fills[fill];
-            if of.row.is_none() {
-                continue;
-            }
             if !of.closed {
                 let by = of.opened + of.linger();
                 if now >= by { self.close(members, fill, now) } else { self.look_by(by) }
@@ -319,6 +329,10 @@ impl Core {
     /// Whether nothing is being written.
     #[cfg(test)]
     pub(super) fn is_written_out(&self) -> bool {
-        self.fills.iter().all(|fill| fill.row.is_none()) && self.puts.is_empty()
+        let has_row = |(at, fill): (usize, &Fill)| {
+            assert_eq!(fill.row.is_some(), self.in_use >> at & 1 == 1, "{at}");
+            fill.row.is_some()
+        };
+        !self.fills.iter().enumerate().any(has_row) && self.puts.is_empty()
     }
 }

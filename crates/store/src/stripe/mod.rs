@@ -115,6 +115,8 @@ struct Core {
     pages: Pages,
     rows: Rows,
     fills: Vec<Fill>,
+    /// Fills that have a row, bit by bit: most have none, and each takes many cache lines.
+    in_use: u128,
     /// Fills of whose chunks something has become, bit by bit.
     news: u128,
     /// The rows that new pages and moved pages go to.
@@ -155,6 +157,7 @@ impl Stripes {
             pages,
             rows,
             fills: (0..fills).map(|_| Fill::new(shape, now)).collect(),
+            in_use: 0,
             news: 0,
             open: [None; 2],
             jobs: Jobs::new(shape),

@@ -24,8 +24,8 @@ pub(super) struct Layout {
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Candidate {
     no_room: bool,
-    busy: usize,
-    tie: u64,
+    busy: u32,
+    tie: u16,
     member: u8,
     domain: u8,
 }
@@ -108,8 +108,9 @@ impl Core {
                     away += usize::from(!health.ready);
                 }
                 if health.takes() && self.watch.is_suspect(member, now) == suspected {
-                    let busy = usize::from(health.load / 64) + health.puts / 16;
-                    let tie = (salt ^ u64::from(member)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48;
+                    let busy = u32::from(health.load / 64) + u32::try_from(health.puts / 16).unwrap_or(u32::MAX / 2);
+                    let mixed = (salt ^ u64::from(member)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                    let tie = u16::try_from(mixed >> 48).expect("sixteen bits");
                     order[fit] = Candidate { no_room: !health.room, busy, tie, member, domain };
                     usable.add(domain);
                     fit += 1;

@@ -57,6 +57,8 @@ pub(super) struct Upkeep {
     pub(super) rows_min: usize,
     /// Written rows, by pages that live there and are not local as well.
     by_outside: [usize; DATA_MAX + 1],
+    /// All of them.
+    rows: usize,
     /// Pages that live in them.
     lives: usize,
     /// When the next sweep over rows begins, if one is wanted.
@@ -91,6 +93,7 @@ impl Upkeep {
             shape,
             rows_min: ROWS_MIN,
             by_outside: [0; DATA_MAX + 1],
+            rows: 0,
             lives: 0,
             sweep_at: None,
             next_row: 0,
@@ -113,6 +116,7 @@ impl Upkeep {
 
     /// A row is written.
     pub(super) fn count_new(&mut self, lives: Lives) {
+        self.rows += 1;
         self.by_outside[lives.outside] += 1;
         self.lives += lives.all;
     }
@@ -120,12 +124,13 @@ impl Upkeep {
     /// A row has other pages now.
     pub(super) fn recount(&mut self, before: Lives, after: Lives) {
         self.by_outside[before.outside] -= 1;
-        self.lives -= before.all;
-        self.count_new(after);
+        self.by_outside[after.outside] += 1;
+        self.lives = self.lives - before.all + after.all;
     }
 
     /// A row without pages is gone.
     pub(super) fn count_gone(&mut self) {
+        self.rows -= 1;
         self.by_outside[0] -= 1;
     }
 
@@ -156,19 +161,13 @@ impl Upkeep {
         self.sweep_at = Some(self.sweep_at.map_or(now, |at| at.min(now)));
     }
 
-    /// Written rows.
-    fn rows(&self) -> usize {
-        self.by_outside.iter().sum()
-    }
-
     /// Rows with no more pages than this that are nowhere else are to be emptied; `None` while there is little to win.
     pub(super) fn emptied(&self) -> Option<usize> {
         let data = self.shape.data;
-        let rows = self.rows();
-        let holes = (rows * data).saturating_sub(self.lives);
+        let holes = (self.rows * data).saturating_sub(self.lives);
         holes.checked_sub(self.lives / SLACK).filter(|spare| *spare > self.rows_min * data)?;
         // The emptier a row is, the less it costs: a row of one page gives three chunks' room for one move.
-        let worth = |outside: &usize| self.by_outside[*outside] * FINDABLE >= rows;
+        let worth = |outside: &usize| self.by_outside[*outside] * FINDABLE >= self.rows;
         Some((1..data).find(worth).unwrap_or(data - 1))
     }
 
@@ -373,8 +372,8 @@ impl Core {
 
     /// Whether so many rows are kept by pages alone that are local as well that looking for these is worth it.
     pub(super) fn has_burdens(&mut self, now: impl FnOnce() -> Instant) -> bool {
-        let rows = self.upkeep.by_outside[0];
-        rows > 0 && rows * WORTH_LOOKING >= self.upkeep.rows() && self.may_give_up(now)
+        let alone = self.upkeep.by_outside[0];
+        alone > 0 && alone * WORTH_LOOKING >= self.upkeep.rows && self.may_give_up(now)
     }
 
     /// Whether rows are to be emptied, and there are means to do without copies for that.

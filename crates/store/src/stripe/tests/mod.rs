@@ -165,6 +165,27 @@ fn copies_of_local_pages_in_rows_of_holes_are_given_up_and_not_moved() {
 }
 
 #[test]
+fn copies_are_looked_for_only_where_there_are_enough_but_given_up_where_they_show() {
+    let mut model = Model::new(Setting { entries: 2000, steps: 0, ..setting(1, Weather::Survivable) }, 1);
+    model.fill();
+    (0..2000).filter(|at| at % 4 > 1).for_each(|at| model.free(at));
+    // Of each row one of its two pages: none has such pages alone, and then one, two, three.
+    for row in 0..3 {
+        assert!(!model.give_up(4 * row) && !model.stripes.has_burdens(), "{row} of 500 rows");
+        let handle = model.table[4 * row + 1].expect("it is kept").handle;
+        model.stripes.core.set_home(handle, true);
+    }
+    assert!(!model.stripes.has_burdens(), "3 of 500 rows");
+    assert!(model.give_up(1), "it is in hand");
+    let looked_for = (3..8).filter(|row| {
+        let handles = [0, 1].map(|at| model.table[4 * row + at].expect("it is kept").handle);
+        handles.into_iter().for_each(|handle| model.stripes.core.set_home(handle, true));
+        model.stripes.has_burdens()
+    });
+    assert_eq!(looked_for.count(), 5, "4 of 500 rows, and more");
+}
+
+#[test]
 fn copies_that_are_asked_about_together_are_judged_as_one_by_one() {
     let model = || {
         let mut model = Model::new(Setting { entries: 200, steps: 0, ..setting(1, Weather::Survivable) }, 1);
