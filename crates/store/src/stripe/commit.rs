@@ -46,16 +46,25 @@ impl Core {
         from.closed && self.shape.used(from.length).all(has_fate)
     }
 
-    /// What a member has forgotten since it took it is sent again.
-    fn doubt(&mut self, members: &mut dyn Members, fill: usize, now: Instant) {
+    /// What a member has forgotten since it took it is sent again. How many chunks no one has, or a member that cannot be asked.
+    fn doubt(&mut self, members: &mut dyn Members, fill: usize, now: Instant) -> usize {
+        let mut missing = 0;
         for position in self.shape.positions() {
-            let Chunk::Acked(chunk) = self.fills[fill].chunks[usize::from(position)] else { continue };
-            if members.chunk(chunk, now).presence == Presence::Dead {
-                members.free(chunk);
-                self.fills[fill].chunks[usize::from(position)] = Chunk::Unsent;
-                self.send(members, fill, position, now);
+            let at = usize::from(position);
+            if let Chunk::Acked(chunk) = self.fills[fill].chunks[at] {
+                match members.chunk(chunk, now).presence {
+                    Presence::There => {}
+                    Presence::Away | Presence::Gone => missing += 1,
+                    Presence::Dead => {
+                        members.free(chunk);
+                        self.fills[fill].chunks[at] = Chunk::Unsent;
+                        self.send(members, fill, position, now);
+                    }
+                }
             }
+            missing += usize::from(self.fills[fill].chunks[at] == Chunk::Missing);
         }
+        missing
     }
 
     /// Ends a fill whose chunks all have a fate.
@@ -74,23 +83,28 @@ impl Core {
         if let Some(error) = from.failed {
             return self.fail(members, fill, error, done);
         }
-        // Answers come one by one, and each member is looked at by the last of them only.
+        // Answers come one by one, and members are looked at with the last of them only.
         if !self.is_settled(fill) {
             return;
         }
-        self.doubt(members, fill, now);
+        let missing = self.doubt(members, fill, now);
         if !self.is_settled(fill) {
             return;
         }
         // What has gone since it was kept may leave too little; whoever put the pages still has them.
-        if self.fills[fill].missing(members, now) > self.shape.parity {
+        if missing > self.shape.parity {
             return self.fail(members, fill, StoreError::Unavailable, done);
         }
-        self.commit(members, fill, now, done);
+        if missing > 0 {
+            // A sweep may have passed the row by then.
+            self.upkeep.awake(now);
+            self.look_by(now);
+        }
+        self.commit(members, fill, done);
     }
 
     /// The row is kept: its pages are there now.
-    fn commit(&mut self, members: &mut dyn Members, fill: usize, now: Instant, done: &mut dyn FnMut(Completion<'_>)) {
+    fn commit(&mut self, members: &mut dyn Members, fill: usize, done: &mut dyn FnMut(Completion<'_>)) {
         let row = self.take_row(fill);
         let length = self.fills[fill].length;
         for position in self.shape.used(length) {
@@ -99,7 +113,6 @@ impl Core {
                 _ => None,
             };
             self.rows.set_chunk(row, position, chunk);
-            self.wake_unless_there(members, chunk, now);
         }
         let mut live = 0;
         for position in 0..length {

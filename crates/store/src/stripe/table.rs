@@ -9,7 +9,7 @@
 //! - That a row is written, and how long it is: set when all its chunks are kept and named, cleared before any is freed. One of its
 //!   chunks may be replaced by another that is kept, and is freed after that.
 
-use super::words::{Table, halves, of_halves, segment_words};
+use super::words::{SEGMENT_ENTRIES, Table, halves, of_halves, segment_words};
 use crate::vault::{Use, Vault};
 use crate::{HANDLE_BITS, Handle};
 
@@ -250,6 +250,8 @@ fn to_place(half: u32) -> Place {
 }
 
 const WRITTEN: u32 = 1 << 31;
+/// By position, the data chunks whose pages someone refers to.
+const LIVE: u32 = 0xffff;
 const BUSY: u32 = 1 << 30;
 const LENGTH_SHIFT: u32 = 16;
 const HOME_SHIFT: u32 = 21;
@@ -269,18 +271,34 @@ pub(super) struct Lives {
 pub(super) struct Rows {
     table: Table,
     width: usize,
+    /// Written rows of which no page is outside, bit by bit: looks for them touch no more than this.
+    alone: Vec<u64>,
 }
+
+const WORD_BITS: usize = u64::BITS as usize;
 
 impl Rows {
     /// For rows of so many chunks; in the vault, if there is one.
     pub(super) fn new(width: usize, vault: Option<&Vault>) -> Self {
         let of = vault.map(|vault| (vault, use_of_rows(width)));
-        Self { table: Table::new(width + 1, ROWS_MAX, of), width }
+        Self::of(Table::new(width + 1, ROWS_MAX, of), width)
+    }
+
+    fn of(table: Table, width: usize) -> Self {
+        let mut rows = Self { table, width, alone: Vec::new() };
+        rows.reserve_bits();
+        rows
+    }
+
+    /// Has room for the bits of what the table may come to have until the next idle moment.
+    fn reserve_bits(&mut self) {
+        let wanted = (self.len() + 2 * SEGMENT_ENTRIES) / WORD_BITS;
+        self.alone.reserve(wanted.saturating_sub(self.alone.len()));
     }
 
     /// What another process has left, to be gone through ([`Rows::take`]).
     pub(super) fn found(width: usize, vault: &Vault) -> Self {
-        Self { table: Table::found(width + 1, ROWS_MAX, (vault, use_of_rows(width))), width }
+        Self::of(Table::found(width + 1, ROWS_MAX, (vault, use_of_rows(width))), width)
     }
 
     /// Whether a row that was found was written: it has no pages as yet. Otherwise it is free.
@@ -322,6 +340,7 @@ impl Rows {
     }
 
     pub(super) fn remove(&mut self, row: u32) {
+        self.note(row, 0);
         self.table.clear(row);
         self.table.offer(row);
     }
@@ -332,6 +351,23 @@ impl Rows {
 
     fn set_word(&mut self, row: u32, word: u32) {
         self.table.set_half(row, self.width, word);
+        self.note(row, word);
+    }
+
+    /// A row's own word is another now.
+    fn note(&mut self, row: u32, word: u32) {
+        let (at, bit) = (row as usize / WORD_BITS, 1 << (row as usize % WORD_BITS));
+        if at >= self.alone.len() {
+            self.alone.resize(self.len() / WORD_BITS, 0);
+        }
+        let alone = word & WRITTEN != 0 && lives(word).outside == 0;
+        let bits = &mut self.alone[at];
+        *bits = if alone { *bits | bit } else { *bits & !bit };
+    }
+
+    /// Whether it is written, and no page of it is outside.
+    pub(super) fn is_alone(&self, row: u32) -> bool {
+        self.alone.get(row as usize / WORD_BITS).is_some_and(|bits| bits >> (row as usize % WORD_BITS) & 1 == 1)
     }
 
     /// Whether it is written, and not gone.
@@ -346,7 +382,7 @@ impl Rows {
 
     /// Data chunks whose pages someone refers to.
     pub(super) fn live(&self, row: u32) -> u16 {
-        u16::try_from(self.word(row) & 0xffff).expect("sixteen bits")
+        u16::try_from(self.word(row) & LIVE).expect("sixteen bits")
     }
 
     /// A page has left a hole; what still lives.
@@ -365,8 +401,7 @@ impl Rows {
 
     /// How many pages live there, and how many of them are not local as well.
     pub(super) fn lives(&self, row: u32) -> Lives {
-        let (all, home) = (self.live(row).count_ones() as usize, self.word(row) >> HOME_SHIFT & 0x1f);
-        Lives { all, outside: all - home as usize }
+        lives(self.word(row))
     }
 
     /// Whether one of its chunks is being rebuilt.
@@ -399,10 +434,17 @@ impl Rows {
     }
 
     pub(super) fn memory_bytes(&self) -> u64 {
-        self.table.memory_bytes()
+        self.table.memory_bytes() + (self.alone.capacity() * size_of::<u64>()) as u64
     }
 
     pub(super) fn top_up(&mut self) -> bool {
+        self.reserve_bits();
         self.table.top_up()
     }
+}
+
+/// The pages that a row's own word tells of.
+fn lives(word: u32) -> Lives {
+    let (all, home) = ((word & LIVE).count_ones() as usize, word >> HOME_SHIFT & 0x1f);
+    Lives { all, outside: all - home as usize }
 }

@@ -176,6 +176,12 @@ impl Upkeep {
         if strands { &mut self.rebuild } else { &mut self.compact }
     }
 
+    /// Rows, and those of them of which no page is outside.
+    #[cfg(test)]
+    pub(super) fn counted(&self) -> (usize, usize) {
+        (self.rows, self.by_outside[0])
+    }
+
     /// Whether a sweep over rows is under way or to come.
     #[cfg(test)]
     pub(super) fn is_awake(&self) -> bool {
@@ -349,7 +355,7 @@ impl Core {
         if !home {
             self.set_home(handle, true);
         }
-        let is_burden = self.rows.lives(place.row).outside == 0 && self.may_give_up(now);
+        let is_burden = self.rows.is_alone(place.row) && self.may_give_up(now);
         if is_burden {
             self.upkeep.compact.spend(self.upkeep.unchanged * self.shape.written());
             self.counts.dropped_copies += 1;
@@ -363,7 +369,7 @@ impl Core {
         // one after the other each would be waited for. Few are worth more than that.
         let mut places = [None; BURDENS_MAX];
         places.iter_mut().zip(handles).for_each(|(place, &handle)| *place = self.pages.alone(handle));
-        let is_doubtful = |(place, home): (Place, bool)| !home || self.rows.lives(place.row).outside == 0;
+        let is_doubtful = |(place, home): (Place, bool)| !home || self.rows.is_alone(place.row);
         let doubtful = places.iter().map(|place| place.is_some_and(is_doubtful));
         let doubtful = doubtful.enumerate().fold(0_u64, |bits, (at, is)| bits | u64::from(is) << at);
         let doubtful = (0..handles.len()).filter(|at| doubtful >> at & 1 == 1);

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 use crate::vault::{Slabs, Use, Vault};
 
 /// Entries in a segment. Even, so that segments are whole words.
-const SEGMENT_ENTRIES: usize = 4096;
+pub(super) const SEGMENT_ENTRIES: usize = 4096;
 /// Segments in reserve, so that the fault path allocates none.
 const RESERVE: usize = 2;
 const HALVES: usize = 2;

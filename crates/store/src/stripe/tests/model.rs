@@ -142,12 +142,23 @@ impl Model {
         }
         let held = self.table.iter().flatten().count() as u64;
         assert_eq!(self.stripes.status().stored_bytes, held * PAGE_BYTES as u64, "references are counted");
+        self.assert_that_rows_are_counted();
         (0..self.table.len()).for_each(|at| self.free(at));
         self.until("nothing is left", |model| {
             let core = &model.stripes.core;
             core.is_written_out() && core.jobs.are_done() && model.world.lock().unwrap().chunks() == 0
         });
         assert_eq!(self.stripes.core.counts.groups, 0, "no group is left");
+    }
+
+    /// What is known of rows without looking at them is what looking at them tells.
+    fn assert_that_rows_are_counted(&self) {
+        let core = &self.stripes.core;
+        let written: Vec<u32> = core.rows.all().filter(|row| core.rows.is_written(*row)).collect();
+        let alone = |row: &&u32| core.rows.lives(**row).outside == 0;
+        assert!(written.iter().all(|row| core.rows.is_alone(*row) == alone(&row)));
+        assert!(core.rows.all().all(|row| !core.rows.is_alone(row) || written.contains(&row)));
+        assert_eq!(core.upkeep.counted(), (written.len(), written.iter().filter(alone).count()));
     }
 
     /// Something in each entry, and all of it kept.
