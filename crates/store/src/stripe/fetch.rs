@@ -348,7 +348,7 @@ impl Core {
     fn replace(&mut self, members: &mut dyn Members, place: Place, chunk: Handle, now: Instant) {
         let before = self.rows.chunk(place.row, place.position);
         self.rows.set_chunk(place.row, place.position, Some(chunk));
-        self.wake_unless_there(members, Some(chunk), now);
+        self.wake_unless_there(members, chunk, now);
         self.counts.rebuilt_chunks += 1;
         self.counts.chunks_put += 1;
         let Some(before) = before else { return };

@@ -210,8 +210,8 @@ impl Core {
     }
 
     /// A sweep may have passed a row by the time that it gets this chunk.
-    pub(super) fn wake_unless_there(&mut self, members: &dyn Members, chunk: Option<Handle>, now: Instant) {
-        if chunk.is_none_or(|chunk| members.chunk(chunk, now).presence != Presence::There) {
+    pub(super) fn wake_unless_there(&mut self, members: &dyn Members, chunk: Handle, now: Instant) {
+        if members.chunk(chunk, now).presence != Presence::There {
             self.upkeep.awake(now);
             self.look_by(now);
         }
