@@ -145,6 +145,32 @@ def test_strangers_that_come_late(family):
     whole.end_paged()
 
 
+# Each page a mapping of its own, about as many as a process may have.
+MANY_MAPPINGS = """
+import ctypes, mmap, sys
+PAGES = 60000
+memory = mmap.mmap(-1, PAGES * 4096, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+for page in range(0, PAGES, 2):
+    if ctypes.CDLL(None).mprotect(ctypes.c_void_p(at + page * 4096), ctypes.c_size_t(4096), mmap.PROT_READ):
+        sys.exit("mprotect")
+print("HAS", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.limit(130)
+def test_strangers_that_come_late_to_a_machine_with_many_mappings(processes, family):
+    """All processes are looked through for them: however long that takes, the next look is not put off for it."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    others = [processes.start([sys.executable, "-c", MANY_MAPPINGS], **pipes) for _ in range(4)]
+    for other in others:
+        assert other.stdout.readline() == b"HAS\n"
+    whole = family(16, "memfd", 64, 2, max(SECONDS, 10), seed(), "with=late")
+    assert whole.go(max(SECONDS, 10))["born"] > 4 + 2
+    whole.end_paged()
+
+
 @pytest.mark.limit(int(SECONDS + 110))
 @pytest.mark.parametrize("mode", ["anonymous", "memfd"])
 def test_adopted_and_let_go(spillway, native_family, mode):

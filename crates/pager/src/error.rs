@@ -70,7 +70,7 @@ pub enum Error {
     NoSeals,
     /// It cannot be seen which pages of shared memory may leave.
     NoSharedMemory(io::Error),
-    /// The target ended while it was adopted.
+    /// The target ended while it was adopted, or called `exec`.
     Ended(i32),
     /// The machine refused something that a pager needs.
     System {
@@ -203,7 +203,10 @@ impl fmt::Display for Error {
                 "a userfaultfd that is handed over does not tell of all changes of mappings, and this kernel cannot forbid them \
                  (mseal); boot Linux 6.10 or newer"
             ),
-            Self::Ended(pid) => write!(f, "process {pid} ended while it was being adopted; nothing is left to do"),
+            Self::Ended(pid) => write!(
+                f,
+                "process {pid} ended, or became another program, while it was being adopted; if `ps -p {pid}` shows it, try again"
+            ),
             Self::System { what, error } => {
                 write!(f, "{what} failed: {error}; `spillway doctor` shows what this machine lacks")
             }

@@ -140,7 +140,7 @@ pub struct Watcher {
     processes: HashMap<i32, Process>,
     /// Files of memory that several have mapped.
     commons: Vec<Common>,
-    /// When all processes were last looked through for who has them mapped, and how long that took.
+    /// When all processes were last looked through for who has them mapped, and how much of a CPU's time that took.
     commons_looked: Option<(Instant, std::time::Duration)>,
     orphans: Vec<Orphan>,
     /// Forked children of which it could not be found out what they have inherited: until then their faults wait.

@@ -1,6 +1,6 @@
 //! What is looked at before anything in a target is touched.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 
 use spillway_core::{PAGE_BYTES_U64, Span};
@@ -97,7 +97,18 @@ pub(super) struct Vdso {
 }
 
 /// The vDSO of the target, of which `thread` is one that lives.
+///
+/// # Errors
+/// [`Error::Ended`] while the target becomes another program: that one is to be looked at later.
 pub(super) fn vdso(pid: i32, thread: i32) -> Result<Vdso, Error> {
+    let program = auxiliary_vector(thread);
+    mapped_vdso(pid, thread).map_err(|error| {
+        let is_same = program == auxiliary_vector(thread) && !program.is_some_and(|vector| is_unwritten(&vector));
+        if is_same { error } else { Error::Ended(pid) }
+    })
+}
+
+fn mapped_vdso(pid: i32, thread: i32) -> Result<Vdso, Error> {
     let system = |what| move |error| Error::System { what, error };
     let mappings = procfs::mappings(pid).map_err(|_| Error::NoPermission(pid))?;
     let vdso = mappings
@@ -113,6 +124,16 @@ pub(super) fn vdso(pid: i32, thread: i32) -> Result<Vdso, Error> {
     Ok(Vdso { span: vdso.span, instruction: vdso.span.start.0 + offset as u64 })
 }
 
+/// By which two programs differ that a process runs after each other: where things are in memory. None where we may not read it.
+fn auxiliary_vector(thread: i32) -> Option<Vec<u8>> {
+    fs::read(format!("/proc/{thread}/auxv")).ok()
+}
+
+/// Whether it is that of a program which is being loaded: the vDSO is mapped before it is written (`load_elf_binary`, fs/binfmt_elf.c).
+fn is_unwritten(vector: &[u8]) -> bool {
+    vector.iter().all(|byte| *byte == 0)
+}
+
 /// A thread to borrow: rather one that sleeps, never one that cannot be stopped, or that stops and makes no system call for us.
 pub(super) fn quiet_thread(pid: i32) -> Result<i32, Error> {
     let threads = procfs::threads(pid).map_err(|_| Error::NoSuchProcess(pid))?;
@@ -126,4 +147,31 @@ pub(super) fn quiet_thread(pid: i32) -> Result<i32, Error> {
         _ => 4,
     };
     threads.into_iter().min_by_key(rank).ok_or(Error::NoSuchProcess(pid))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[test]
+    fn who_becomes_another_program_is_not_taken_for_one_without_a_vdso() {
+        // It runs itself in its own place, for ever.
+        let again = r#"exec /bin/sh -c "$0" "$0""#;
+        let target = Command::new("/bin/sh").args(["-c", again, again]).stdin(Stdio::null()).spawn();
+        let mut target = target.expect("a shell");
+        let pid = target.id().cast_signed();
+        let (begun, mut seen, mut missed) = (Instant::now(), 0, Vec::new());
+        while begun.elapsed() < Duration::from_secs(2) {
+            match vdso(pid, pid) {
+                Ok(_) => seen += 1,
+                Err(Error::Ended(_)) => {}
+                Err(error) => missed.push(error.to_string()),
+            }
+        }
+        target.kill().and_then(|()| target.wait()).expect("it is killed");
+        assert_eq!((seen > 100, missed), (true, Vec::new()));
+    }
 }

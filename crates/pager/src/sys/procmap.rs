@@ -15,6 +15,8 @@ const EXECUTABLE: u64 = 4;
 const SHARED: u64 = 8;
 /// `PROCMAP_QUERY_COVERING_OR_NEXT_VMA`.
 const OR_NEXT: u64 = 0x10;
+/// `PROCMAP_QUERY_FILE_BACKED_VMA`.
+const OF_A_FILE: u64 = 0x20;
 /// Names of memory without a file are shorter: at most 80 bytes and their brackets.
 const NAME_BYTES: usize = 128;
 
@@ -61,12 +63,22 @@ impl ProcMap {
     pub fn at_or_behind(&self, address: Address) -> io::Result<Option<Mapping>> {
         let mut name = [0_u8; NAME_BYTES];
         // The path of a file may be too long for it, and is of no interest.
-        let answer = self.query(address, &mut name).or_else(|_| self.query(address, &mut []));
-        match answer {
-            Ok(mapping) => Ok(Some(mapping)),
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
-            Err(error) => Err(error),
+        or_the_end(self.query(address, OR_NEXT, &mut name).or_else(|_| self.query(address, OR_NEXT, &mut [])))
+    }
+
+    /// Whether one of these files is mapped, shared memory without a name included. What is not of a file costs next to nothing.
+    ///
+    /// # Errors
+    /// As for [`ProcMap::at_or_behind`].
+    pub fn has_any(&self, is_one: impl Fn(FileId) -> bool) -> io::Result<bool> {
+        let mut from = Address(0);
+        while let Some(mapping) = or_the_end(self.query(from, OR_NEXT | OF_A_FILE, &mut []))? {
+            if mapping.file.is_some_and(&is_one) {
+                return Ok(true);
+            }
+            from = mapping.span.end;
         }
+        Ok(false)
     }
 
     /// Mappings that reach into `span`, in their order, as far as the kernel can be asked.
@@ -79,10 +91,10 @@ impl ProcMap {
         })
     }
 
-    fn query(&self, address: Address, name: &mut [u8]) -> io::Result<Mapping> {
+    fn query(&self, address: Address, query_flags: u64, name: &mut [u8]) -> io::Result<Mapping> {
         let mut argument = QueryArgument {
             size: size_of::<QueryArgument>() as u64,
-            query_flags: OR_NEXT,
+            query_flags,
             query_addr: address.0,
             name_size: u32::try_from(name.len()).unwrap_or(0),
             name: if name.is_empty() { 0 } else { name.as_mut_ptr() as u64 },
@@ -110,15 +122,26 @@ impl ProcMap {
     }
 }
 
+/// None where nothing is mapped any more.
+fn or_the_end(answer: io::Result<Mapping>) -> io::Result<Option<Mapping>> {
+    match answer {
+        Ok(mapping) => Ok(Some(mapping)),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+
     use super::*;
 
     #[test]
     fn the_kernel_tells_of_one_mapping_what_it_writes_into_the_list() {
         let own = std::process::id().cast_signed();
         let map = ProcMap::open(own).expect("our own");
-        if map.query(Address(0), &mut []).is_err() {
+        if map.query(Address(0), OR_NEXT, &mut []).is_err() {
             println!("SKIPPED: PROCMAP_QUERY needs Linux 6.11");
             return;
         }
@@ -137,5 +160,22 @@ mod tests {
         let first = map.at_or_behind(Address(0)).expect("it can be asked").expect("something is mapped");
         assert!(first.span.start > Address(0));
         assert_eq!(map.at_or_behind(Address(0x7fff_ffff_e000)).expect("it can be asked"), None);
+    }
+
+    #[test]
+    fn who_has_a_file_mapped_is_found_without_reading_the_list() {
+        let own = std::process::id().cast_signed();
+        let map = ProcMap::open(own).expect("our own");
+        if map.query(Address(0), OR_NEXT, &mut []).is_err() {
+            println!("SKIPPED: PROCMAP_QUERY needs Linux 6.11");
+            return;
+        }
+        let files: Vec<FileId> = procfs::mappings(own).expect("our own").iter().filter_map(|it| it.file).collect();
+        // What other tests have mapped may be gone; this program's own file is not.
+        let program = std::fs::metadata("/proc/self/exe").expect("our own");
+        let its: Vec<&FileId> = files.iter().filter(|file| file.inode == program.ino()).collect();
+        assert!(!its.is_empty());
+        assert!(map.has_any(|file| its.contains(&&file)).expect("it can be asked"));
+        assert!(!map.has_any(|_| false).expect("it can be asked"));
     }
 }

@@ -16,21 +16,22 @@ use super::process::Process;
 use crate::driver::{Command, Joined, portions};
 use crate::error::Error;
 use crate::procfs::{self, FileId, Mapping, Size};
+use crate::sys::clock::thread_time;
 use crate::sys::process::share_memory;
+use crate::sys::procmap::ProcMap;
 use crate::sys::window::{is_memory, next_data};
 use crate::tally::Tally;
 
-/// How often all processes are looked through for who has mapped it: while not all are managed, and afterwards.
+/// How long after a look all processes are looked through again for who has mapped it: while not all are managed, and afterwards.
 const LOOK_UNTIL_READY: Duration = Duration::from_millis(4);
-const LOOK_WHEN_READY: Duration = Duration::from_secs(1);
+/// Who has mapped it since reads zeros until then, and is to be adopted within a second of that.
+const LOOK_WHEN_READY: Duration = Duration::from_millis(400);
 /// Looks in a row that find everyone managed. A process that is being forked as another is registered is in no list yet.
 const LOOKS_AGREE: u32 = 2;
 /// How long pages are put back before it is looked for other things again.
 const RESTORE_WITHIN: Duration = Duration::from_millis(50);
 /// What does not come to be managed in so many looks is looked at seldom.
 const REFUSALS_MAX: u32 = 50;
-/// Looking through all processes when all are managed may take this share of the time: one part in twenty. Half of it, before.
-const LOOK_SHARE: u32 = 20;
 
 /// How long it is waited for what is there of a file, before other things are looked at again.
 const FIND_WITHIN: Duration = Duration::from_millis(20);
@@ -123,15 +124,13 @@ impl Watcher {
     pub(super) fn tend_commons(&mut self) {
         self.end_deserted();
         let is_ready = self.commons.iter().all(|common| common.is_ready || common.refusals >= REFUSALS_MAX);
-        let rest = |took: Duration| match is_ready {
-            true => LOOK_WHEN_READY.max(took * LOOK_SHARE),
-            false => LOOK_UNTIL_READY.max(took),
-        };
-        let rests = self.commons_looked.is_some_and(|(at, took)| at.elapsed() < rest(took));
+        let least = if is_ready { LOOK_WHEN_READY } else { LOOK_UNTIL_READY };
+        // Half of a CPU's time at most. Not half of all time: who waits for a CPU, or for a process to stop, is not to be late again.
+        let rests = self.commons_looked.is_some_and(|(at, worked)| at.elapsed() < least.max(worked));
         if self.commons.is_empty() || rests {
             return;
         }
-        let begun = Instant::now();
+        let worked = thread_time();
         let Some(having) = self.who_has_commons() else { return };
         for at in 0..self.commons.len() {
             let (id, tally) = (self.commons[at].id, Arc::clone(&self.commons[at].tally));
@@ -159,7 +158,7 @@ impl Watcher {
                 self.send(Command::Open { commons, is_ready });
             }
         }
-        self.commons_looked = Some((Instant::now(), begun.elapsed()));
+        self.commons_looked = Some((Instant::now(), thread_time() - worked));
     }
 
     /// Ends what nobody has mapped any more. Who has it open may map it again, and is given all of it back; without, it is gone.
@@ -182,10 +181,12 @@ impl Watcher {
     pub(super) fn who_has_commons(&self) -> Option<Vec<(i32, Vec<Mapping>)>> {
         let own = std::process::id().cast_signed();
         let mut having = Vec::new();
+        let is_common = |file: FileId| self.commons.iter().any(|common| file == common.id);
         for pid in procfs::processes().ok()?.into_iter().filter(|pid| *pid != own) {
-            match procfs::mappings(pid) {
+            let has_any = ProcMap::open(pid).and_then(|procmap| procmap.has_any(is_common));
+            match has_any.and_then(|any| if any { procfs::mappings(pid) } else { Ok(Vec::new()) }) {
                 Ok(mut mappings) => {
-                    mappings.retain(|mapping| self.commons.iter().any(|common| mapping.file == Some(common.id)));
+                    mappings.retain(|mapping| mapping.file.is_some_and(is_common));
                     having.extend((!mappings.is_empty()).then_some((pid, mappings)));
                 }
                 Err(error) if procfs::is_for_want_of(&error) => return None,
