@@ -20,6 +20,18 @@ SMALL_UNMANAGED_BYTES = 1 * MIB
 # One page in eight of the programs' pattern is all zeros: once evicted it is as if never touched.
 NONZERO = 7 / 8
 
+# For programs in Python: waits in the kernel for a child to end, as after vfork(2). Nobody can stop it meanwhile; `first` is done in the
+# child, which has memory of its own.
+UNSTOPPABLE = """
+import ctypes, os, time
+def be_unstoppable(seconds, first):
+    CLONE_VFORK, SIGCHLD, SYS_clone = 0x4000, 17, 56
+    if ctypes.CDLL(None).syscall(SYS_clone, CLONE_VFORK | SIGCHLD, 0, 0, 0, 0) == 0:
+        first()
+        time.sleep(seconds)
+        os._exit(0)
+"""
+
 
 class Silence(AssertionError):
     """A program did not answer in time."""

@@ -13,7 +13,7 @@ import time
 
 import pytest
 from harness import MIB, REPOSITORY, children, eventually, status_field, tree, undisturbed
-from mechanics import NONZERO, Program, coverage, has_agent, let_go, outlasts_a_debugger, refused, registered, rollup, running, squeeze, traits, verdict
+from mechanics import NONZERO, UNSTOPPABLE, Program, coverage, has_agent, let_go, outlasts_a_debugger, refused, registered, rollup, running, squeeze, traits, verdict
 
 
 @pytest.fixture
@@ -374,6 +374,36 @@ def test_program_started_under_a_tracer_runs_unmanaged(spillway, fill, need):
     need("strace")
     done = spillway.run(["strace", "-f", "-o", "/dev/null", fill, 64, "--once"], "16M").must_succeed()
     assert done.out == "OK\n"
+
+
+STUBBORN = UNSTOPPABLE + """
+import mmap, sys
+pattern = b"".join(page.to_bytes(8, "little") * 512 for page in range(96 * 256))
+memory = mmap.mmap(-1, len(pattern), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+memory[:] = pattern
+del pattern
+print("READY", flush=True)
+for line in sys.stdin:
+    be_unstoppable(3, lambda: memory.madvise(mmap.MADV_DONTNEED))
+    wrong = [page for page in range(96 * 256) if memory[page * 4096 : page * 4096 + 4096] != page.to_bytes(8, "little") * 512]
+    print(f"BAD {len(wrong)}" if wrong else "OK", flush=True)
+"""
+
+
+@pytest.mark.limit(90)
+def test_a_process_that_did_not_stop_is_adopted_when_it_does(processes, spillway):
+    """It was left without a budget for as long as it lived."""
+    target = Program(processes, [sys.executable, "-c", STUBBORN], spillway, "1G").ready()
+    pid = target.pid
+    target.tell("wait")
+    eventually(lambda: status_field(pid, "State").startswith("D"), "it to wait in the kernel")
+    spillway.resize(pid, "24M")
+    eventually(lambda: has_agent(pid), "it to be adopted")
+    target.answer("wait")
+    eventually(lambda: int(status_field(pid, "RssAnon").split()[0]) * 1024 < 48 * MIB, "it to shrink")
+    target.process.stdin.close()
+    assert target.status() == 0
+    assert b"without a budget" not in target.err, target.err
 
 
 # ---- core dumps

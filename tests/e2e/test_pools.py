@@ -152,6 +152,7 @@ def unusable(spillway, processes, build, tmp_path):
         ("tcp://127.0.0.1?deadline=1ms", "100ms"),
         ("tcp://127.0.0.1?deadline=1s&deadline=2s", "twice"),
         ("tcp://127.0.0.1?token-file=/no/such/file", "token"),
+        ("tcp://127.0.0.1,localhost", "same server"),
         ("memcached://127.0.0.1?lossy=2", "lossy"),
         ("memcached://:password@127.0.0.1", "HOST"),
         ("redis://name@127.0.0.1", "PASSWORD"),

@@ -17,9 +17,9 @@ import time
 import guests
 import pytest
 from guests import Console
-from harness import MIB, PEAK_ALLOWANCE, eventually, half
+from harness import MIB, PEAK_ALLOWANCE, eventually, half, status_field
 from lacking import give_up
-from mechanics import NONZERO, Program, has_agent, let_go, registered
+from mechanics import NONZERO, UNSTOPPABLE, Program, has_agent, let_go, registered
 from test_daemon import daemon  # noqa: F401
 from test_takeover import nothing_of_ours
 
@@ -169,6 +169,46 @@ def test_strangers_that_come_late_to_a_machine_with_many_mappings(processes, fam
     whole = family(16, "memfd", 64, 2, max(SECONDS, 10), seed(), "with=late")
     assert whole.go(max(SECONDS, 10))["born"] > 4 + 2
     whole.end_paged()
+
+
+PATTERN = """
+def pattern(page):
+    return (page + 1).to_bytes(8, "little") * 512
+"""
+OWNER = PATTERN + """
+import mmap, os, sys
+pages = 48 * 256
+file = os.memfd_create("owned")
+os.ftruncate(file, pages * 4096)
+memory = mmap.mmap(file, pages * 4096)
+for page in range(pages):
+    memory[page * 4096 : page * 4096 + 4096] = pattern(page)
+print("READY", flush=True)
+sys.stdin.read()
+"""
+STRANGER = UNSTOPPABLE + PATTERN + """
+import mmap, sys
+memory = mmap.mmap(os.open(sys.argv[1], os.O_RDWR), 0)
+be_unstoppable(3, lambda: None)
+time.sleep(1)
+wrong = sum(memory[page * 4096 : page * 4096 + 4096] != pattern(page) for page in range(len(memory) // 4096))
+print(f"BAD {wrong} pages" if wrong else "OK", flush=True)
+"""
+
+
+@pytest.mark.limit(90)
+def test_a_stranger_that_does_not_stop_at_first(processes, spillway):
+    """It was tried again, found to be traced, by its pager, refused for ever, and read zeros."""
+    owner = Program(processes, [sys.executable, "-c", OWNER], spillway, "16M", [SHARED]).ready()
+    pid = owner.pid
+    eventually(lambda: int(status_field(pid, "RssShmem").split()[0]) * 1024 < 20 * MIB, "most of it to leave")
+    files = pathlib.Path(f"/proc/{pid}/fd").iterdir()
+    file = next(path for path in files if "memfd:owned" in os.readlink(path))
+    stranger = Program(processes, [sys.executable, "-c", STRANGER, file])
+    assert stranger.line() == "OK"
+    assert stranger.status() == 0
+    owner.process.stdin.close()
+    assert owner.status() == 0
 
 
 @pytest.mark.limit(int(SECONDS + 110))

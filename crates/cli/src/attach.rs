@@ -232,10 +232,9 @@ pub(crate) fn manage(pid: i32, terms: &Terms<'_>, lasts: Option<Duration>) -> Re
     let share_pages = terms.share_pages;
     let options = Options { local, choice, replacement, store, on_pager_death, recording, share_pages, lasting };
     let service = Arc::new(Service::new(Pager::adopt(pid, options)?, pid, 0).in_pool(terms.pool));
-    let now = service.snapshot();
-    let (pause, touched) = (now.adopt_pause_us, Bytes(now.touched_bytes));
+    let pause = service.snapshot().adopt_pause_us;
     local::warning(local).into_iter().for_each(say::note);
-    let note = format!("adopted process {pid} in a pause of {pause:.0} us, {touched} touched; Ctrl-C lets it go");
+    let note = format!("adopted process {pid} in a pause of {pause:.0} us; Ctrl-C lets it go");
     serve_until_gone(&service, lasts, (!terms.quiet).then_some(note));
     let last = service.snapshot();
     if let (Some(tape), Some(recorder)) = (terms.tape, recorder) {

@@ -127,6 +127,13 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// Whether what has kept a process from being adopted may be over by and by.
+    pub(crate) fn may_pass(&self) -> bool {
+        matches!(self, Self::DidNotStop(_) | Self::NoRoom { .. } | Self::Traced { .. })
+    }
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -148,8 +148,8 @@ pub struct Shared {
     pub access_bits: AtomicBool,
     /// Until when (monotonic nanoseconds) it must not enter the idle class.
     pub idle_forbidden_until_ns: AtomicU64,
-    /// Why a process could not be adopted. Only the watcher writes it, and no fault waits for it.
-    pub refused: Mutex<Option<String>>,
+    /// The last process that could not be adopted, and why. Only the watcher writes it, and no fault waits for it.
+    pub refused: Mutex<Option<(i32, String)>>,
     /// Why the kernel would not merge. Likewise.
     pub share_refused: Mutex<Option<String>>,
     /// Forked children that are served and have no agent.
@@ -239,7 +239,7 @@ impl Shared {
         let bytes = |number: &AtomicU64| number.load(Relaxed).saturating_mul(PAGE_BYTES_U64);
         Snapshot {
             processes: get(&n.processes),
-            refused: self.refused.lock().ok().and_then(|refused| refused.clone()),
+            refused: self.refused.lock().ok().and_then(|refused| Some(refused.as_ref()?.1.clone())),
             unheritable: self.unheritable.load(Relaxed),
             shared_files: get(&self.shared_files),
             shared_files_ready: get(&self.shared_files_ready),

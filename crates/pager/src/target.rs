@@ -346,9 +346,11 @@ impl Target {
         self.takes_orders() && self.flight == Flight::Idle && is_ready
     }
 
-    /// Whether it has an agent that captures what it is told to, now or once it has done something else; or needs none.
+    /// Whether it has an agent that captures what it is told to, now or once it has done something else; or needs none. What a capture has
+    /// brought is looked up in its page tables where the kernel does not tell all of it.
     pub fn takes_orders(&self) -> bool {
-        let can = self.agent.is_some() || self.commons.as_ref().is_some_and(|commons| commons.takes_orders());
+        let can = self.agent.is_some() && self.pagemap.is_some()
+            || self.commons.as_ref().is_some_and(|commons| commons.takes_orders());
         can && !self.leaving && !self.deaf && self.unread_until_ns == 0
     }
 

@@ -9,6 +9,7 @@ use super::SYSCALL;
 use crate::error::Error;
 use crate::procfs::{self, Stat};
 use crate::sys::process;
+use crate::sys::ptrace::is_left;
 
 /// How often another thread is looked at where one has ended meanwhile: its process may go on.
 pub(super) const THREAD_TRIES: usize = 64;
@@ -54,7 +55,8 @@ fn examine_one(pid: i32) -> Result<(), Error> {
         let is_ending = found.is_some() && procfs::thread_stat(pid, living).map_or(true, |thread| thread.is_ending);
         return Err(if is_ending { Error::Ended(pid) } else { Error::NoMemoryOfItsOwn(pid) });
     }
-    if let Err(traced) = untraced(pid, living) {
+    // By us, where it did not stop when it was to be adopted before.
+    if let Err(traced) = untraced(pid, living).or_else(|traced| if is_left(living) { Ok(()) } else { Err(traced) }) {
         return Err(unadopted(pid).err().unwrap_or(traced));
     }
     match File::open(format!("/proc/{living}/exe")) {

@@ -116,11 +116,15 @@ fn request(what: libc::c_uint, thread: i32, address: usize, data: usize) -> io::
 }
 
 impl Seized {
-    /// Seizes `thread`, which goes on running.
+    /// Seizes `thread`, which goes on running; one that this thread of ours has yet to let go of is seized already.
     ///
     /// # Errors
     /// EPERM without rights over it or when someone else traces it, ESRCH when it is gone.
     pub fn new(thread: i32) -> io::Result<Self> {
+        if is_left(thread) {
+            LEFT.with_borrow_mut(|left| left.retain(|&other| other != thread));
+            return Ok(Self::running(thread, 0));
+        }
         Self::with(thread, 0)
     }
 
@@ -134,7 +138,12 @@ impl Seized {
 
     fn with(thread: i32, options: usize) -> io::Result<Self> {
         request(libc::PTRACE_SEIZE, thread, 0, options)?;
-        Ok(Self { thread, options, stopped: false, at_calls: false, reaped: false, seen_ns: 0 })
+        Ok(Self::running(thread, options))
+    }
+
+    /// One that is seized.
+    fn running(thread: i32, options: usize) -> Self {
+        Self { thread, options, stopped: false, at_calls: false, reaped: false, seen_ns: 0 }
     }
 
     /// Seccomp filters are not to apply to calls of ours: to a thread of the program, from its stop on.
@@ -414,6 +423,12 @@ thread_local! {
 /// Lets go of threads that had not stopped when they were to be let go: they would stay stopped for ever when they do.
 pub fn let_go_of_left() {
     LEFT.with_borrow_mut(|left| left.retain(|&thread| !is_let_go(thread)));
+}
+
+/// Whether this thread of ours has seized it, does not want it any more, and could not let go of it yet.
+pub fn is_left(thread: i32) -> bool {
+    let_go_of_left();
+    LEFT.with_borrow(|left| left.contains(&thread))
 }
 
 /// Lets go of threads of `pid`, which is ending, that are seized without our knowledge: one that is killed in the very call that creates

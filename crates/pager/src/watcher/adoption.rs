@@ -11,7 +11,7 @@ use spillway_store::vault::Vault;
 
 use super::forks::Orphan;
 use super::mappings::Whose;
-use super::process::Process;
+use super::process::{Process, Refusal};
 use super::{Inherited, Watcher};
 use crate::adopt::{self, Given};
 use crate::driver::Command;
@@ -57,10 +57,12 @@ impl Watcher {
             Local::Bytes(bytes) => (self.least_max_pages().min(bytes / PAGE_BYTES_U64) / 16).clamp(512, ADOPT_PAGES),
             Local::Percent(_) | Local::All => ADOPT_PAGES,
         };
+        let now = Instant::now();
         let candidates: Vec<i32> = self
             .processes
             .iter()
-            .filter(|(_, process)| process.target.is_none() && !process.refused && process.handed.is_none())
+            .filter(|(_, process)| process.target.is_none() && process.handed.is_none())
+            .filter(|(_, process)| process.refusal.is_none_or(|refusal| !refusal.stands(now)))
             .filter(|(_, process)| !self.is_leaving(process.tally.tree))
             .map(|(&pid, _)| pid)
             .collect();
@@ -88,15 +90,27 @@ impl Watcher {
                 Err(Error::Ended(_) | Error::NoSuchProcess(_)) => self.forget_if_ended(pid),
                 Err(Error::NoMemoryOfItsOwn(_)) => self.forget(pid),
                 Err(_) if procfs::living_thread(pid).is_none() => self.forget(pid),
-                Err(error) => {
-                    self.processes.entry(pid).and_modify(|process| process.refused = true);
-                    if let Ok(mut refused) = self.shared.refused.lock() {
-                        *refused = Some(error.to_string());
-                    }
-                }
+                Err(error) => self.refuse(pid, &error),
             }
         }
         adopted
+    }
+
+    /// It could not be adopted, and runs on as it is.
+    pub(super) fn refuse(&mut self, pid: i32, error: &Error) {
+        let now = Instant::now();
+        self.processes
+            .entry(pid)
+            .and_modify(|process| process.refusal = Some(Refusal::new(error, process.refusal, now)));
+        self.tell_refused(pid, Some(error));
+    }
+
+    /// Tells why a process runs without a budget, or no more that it does.
+    pub(super) fn tell_refused(&self, pid: i32, error: Option<&Error>) {
+        let Ok(mut refused) = self.shared.refused.lock() else { return };
+        if error.is_some() || refused.as_ref().is_some_and(|(of, _)| *of == pid) {
+            *refused = error.map(|error| (pid, error.to_string()));
+        }
     }
 
     /// A forked child can be seen once the event of the fork has been read, and the report of it comes later, when the fault
@@ -170,12 +184,14 @@ impl Watcher {
             (None, None) => return Err(Error::Ended(pid)),
         };
         let process = self.processes.entry(pid).or_insert_with(|| Process::new(started, tally));
+        process.refusal = None;
         process.target = Some(target);
         process.pagemap = Some(pagemap);
         process.staging = Some(staging);
         process.seized = seized;
         process.agent = agent_thread;
         process.read_at = None;
+        self.tell_refused(pid, None);
         self.tell_managed();
         Ok(())
     }

@@ -245,7 +245,7 @@ impl Watcher {
         self.hear_of_forks();
         let started = procfs::stat(pid).ok()?.started;
         let process = self.processes.entry(pid).or_insert_with(|| Process::new(started, Arc::clone(tally)));
-        if process.refused {
+        if process.refusal.is_some_and(|refusal| refusal.stands(Instant::now())) {
             return None;
         }
         match self.adopt(pid, None) {
@@ -257,12 +257,7 @@ impl Watcher {
             Err(Error::NoMemoryOfItsOwn(_)) => self.forget(pid),
             // It may be in a fault that is to be served first: it is tried again.
             Err(Error::DidNotStop(_)) => {}
-            Err(error) => {
-                self.processes.entry(pid).and_modify(|process| process.refused = true);
-                if let Ok(mut refused) = self.shared.refused.lock() {
-                    *refused = Some(error.to_string());
-                }
-            }
+            Err(error) => self.refuse(pid, &error),
         }
         None
     }

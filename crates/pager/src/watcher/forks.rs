@@ -11,6 +11,7 @@ use spillway_core::{Address, PAGE_BYTES_U64, Span, TargetId};
 
 use super::Watcher;
 use super::mappings::Whose;
+use super::process::Refusal;
 use crate::driver::{Command, Seen};
 use crate::error::Error;
 use crate::guardian;
@@ -48,7 +49,7 @@ pub(super) struct Orphan {
     since: Instant,
     /// When it became known, in clock ticks since boot.
     known_ticks: u64,
-    refused: bool,
+    refusal: Option<Refusal>,
     /// What is told of its tree.
     pub(super) tally: Arc<Tally>,
     /// Processes that turned out not to be it.
@@ -76,7 +77,7 @@ impl Orphan {
             pid,
             since: Instant::now(),
             known_ticks: ticks_since_boot(),
-            refused: false,
+            refusal: None,
             tally,
             strangers: Vec::new(),
             changes: 0,
@@ -103,7 +104,8 @@ impl Orphan {
     /// Whether it is time for an agent; `soon`: as early as for one that grows.
     fn is_due(&mut self, soon: bool) -> bool {
         let age = self.since.elapsed();
-        let Some(pid) = self.pid.filter(|_| !self.refused) else { return false };
+        let is_refused = self.refusal.is_some_and(|refusal| refusal.stands(Instant::now()));
+        let Some(pid) = self.pid.filter(|_| !is_refused) else { return false };
         let may_stay = age >= KEEP_AFTER;
         if age >= EQUIP_AFTER || (soon && may_stay) {
             return true;
@@ -276,7 +278,8 @@ impl Watcher {
                     orphan.try_later();
                     let _ = self.tell_inheritance_from_parent(target);
                 }
-                _ => orphan.refused = true,
+                Err(error) => orphan.refusal = Some(Refusal::new(&error, orphan.refusal, Instant::now())),
+                Ok(()) => {}
             }
         }
     }

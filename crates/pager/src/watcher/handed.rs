@@ -194,9 +194,7 @@ impl Watcher {
         self.orphans.retain(|orphan| orphan.target != target);
         self.processes.remove(&pid);
         self.end_target(target);
-        if let Ok(mut refused) = self.shared.refused.lock() {
-            *refused = Some(error.to_string());
-        }
+        self.tell_refused(pid, Some(&error));
         Err(error)
     }
 }

@@ -6,13 +6,40 @@ use std::time::{Duration, Instant};
 use spillway_core::{Span, TargetId};
 
 use crate::adopt;
+use crate::error::Error;
 use crate::procfs::{self, Size};
 use crate::sys::pagemap::Pagemap;
 use crate::sys::ptrace::Seized;
 use crate::tally::Tally;
 
+/// Between adoptions of a process that fail for what may pass: at first, then twice as long each time, and at last. One that does
+/// not stop holds up the watcher while it is tried.
+const ADOPT_AGAIN_SOONEST: Duration = Duration::from_secs(1);
+const ADOPT_AGAIN_LATEST: Duration = Duration::from_secs(64);
+
 /// How often it is looked whether a debugger traces a target.
 const TRACER_EVERY: Duration = Duration::from_millis(100);
+
+/// What came of the last attempt to adopt a process.
+#[derive(Clone, Copy)]
+pub(super) struct Refusal {
+    /// When that is tried again, if ever.
+    again_at: Option<Instant>,
+    waited: Duration,
+}
+
+impl Refusal {
+    /// What `error` means for a process, which was refused `before`, if it was.
+    pub(super) fn new(error: &Error, before: Option<Self>, now: Instant) -> Self {
+        let waited = before.map_or(ADOPT_AGAIN_SOONEST, |before| (before.waited * 2).min(ADOPT_AGAIN_LATEST));
+        Self { again_at: error.may_pass().then(|| now + waited), waited }
+    }
+
+    /// Whether it is not to be tried now.
+    pub(super) fn stands(self, now: Instant) -> bool {
+        self.again_at.is_none_or(|at| now < at)
+    }
+}
 
 /// What is known of a process.
 pub(super) struct Process {
@@ -34,8 +61,8 @@ pub(super) struct Process {
     /// At the last reading of its mappings.
     pub(super) seen: Size,
     pub(super) read_at: Option<Instant>,
-    /// Adoption failed; not tried again.
-    pub(super) refused: bool,
+    /// Adoption failed.
+    pub(super) refusal: Option<Refusal>,
     /// A forked child that has an agent only so that its userfaultfd outlives us: its memory is still its parent's.
     pub(super) kept_only: bool,
     /// When its private memory was last measured, and how long to wait for the next time.
@@ -57,7 +84,7 @@ impl Process {
             handed: None,
             seen: Size::default(),
             read_at: None,
-            refused: false,
+            refusal: None,
             kept_only: false,
             private_at: None,
             private_wait: Duration::ZERO,
@@ -87,5 +114,23 @@ impl Process {
             _ => {}
         }
         self.tracer_at = Some(Instant::now());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_pass_is_tried_again_ever_more_seldom_and_nothing_else_is() {
+        let now = Instant::now();
+        assert!(Refusal::new(&Error::Not64Bit(1), None, now).stands(now + Duration::from_secs(1 << 20)));
+        let (mut refusal, mut waits) = (None, Vec::new());
+        for _ in 0..9 {
+            let next = Refusal::new(&Error::DidNotStop(1), refusal, now);
+            waits.push((0..100).find(|&seconds| !next.stands(now + Duration::from_secs(seconds))));
+            refusal = Some(next);
+        }
+        assert_eq!(waits, [1, 2, 4, 8, 16, 32, 64, 64, 64].map(Some));
     }
 }

@@ -4,7 +4,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 
 use spillway_cluster::Host;
 
-use super::{OpenError, UrlError};
+use super::{OpenError, OpenErrorKind, UrlError};
 use crate::remote::news::SERVERS_MAX;
 
 /// The most servers that a pool has: a page's place takes a byte.
@@ -33,4 +33,35 @@ pub(super) fn parse(scheme: &'static str, text: &str, port: u16) -> Result<Vec<H
         return Err(UrlError::SameHost(twice.to_string()));
     }
     Ok(hosts)
+}
+
+/// Whether no server is there under two names, by its addresses: copies and parity would count it as two, and lose both at once.
+pub(super) fn are_distinct(places: &[(&str, &[SocketAddr])]) -> Result<(), OpenError> {
+    for (at, (name, addresses)) in places.iter().enumerate() {
+        for (other, others) in &places[..at] {
+            if let Some(address) = addresses.iter().find(|address| others.contains(address)) {
+                let text = format!("this is the same server as {other}, {address}: name each server once");
+                return Err(OpenError { server: (*name).into(), kind: OpenErrorKind::Url, text });
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_server_under_two_names_is_found_by_its_address() {
+        let (a, b, c) = ("10.0.0.1:7070", "10.0.0.2:7070", "10.0.0.1:7071");
+        let places = |names: &[&'static str]| -> Vec<SocketAddr> {
+            names.iter().map(|name| name.parse().expect("an address")).collect()
+        };
+        let (one, other, port) = (places(&[a]), places(&[b, a]), places(&[c]));
+        assert!(are_distinct(&[("one", &one), ("port", &port)]).is_ok());
+        let error = are_distinct(&[("port", &port), ("one", &one), ("other", &other)]).expect_err("`one` and `other`");
+        assert_eq!(error.server, "other");
+        assert!(error.text.contains("the same server as one, 10.0.0.1:7070"), "{}", error.text);
+    }
 }

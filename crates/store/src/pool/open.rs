@@ -1,5 +1,6 @@
 //! From a URL to a store.
 
+use std::net::SocketAddr;
 use std::path::Path;
 
 use super::{Cache, Etcd, Host, Lookup, Membership, OpenError, OpenErrorKind, Tcp, Tls, Url, hosts};
@@ -227,7 +228,13 @@ fn connect<P: Protocol>(
         let tls = tls.as_ref().map(|tls| tls.of(host)).transpose()?;
         Ok(Peer { name: host.to_string(), addresses: hosts::resolve(host)?, protocol: speak(), tls })
     };
-    let peers = hosts.iter().map(peer).collect::<Result<_, OpenError>>()?;
+    let peers = hosts.iter().map(peer).collect::<Result<Vec<_>, OpenError>>()?;
+    // In a cluster, one that has registered anew under another name is soon there once only.
+    if news.is_none() {
+        let places: Vec<(&str, &[SocketAddr])> =
+            peers.iter().map(|peer| (&peer.name[..], &peer.addresses[..])).collect();
+        hosts::are_distinct(&places)?;
+    }
     let mut remote = Remote::open(peers, settings, vault)?;
     news.into_iter().for_each(|news| remote.follow(news));
     let lookup = Lookup::of(&mut remote);

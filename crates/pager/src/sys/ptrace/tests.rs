@@ -48,6 +48,25 @@ fn a_thread_that_stops_too_late_is_let_go_when_it_does() {
     assert_eq!((tracer_was_gone(until_ns), state.ok()), (true, Some(b'S')));
 }
 
+/// A process that shared memory, and did not stop in time, was taken for one that a debugger has when it was tried again.
+#[test]
+fn a_thread_that_did_not_stop_can_be_seized_again_before_it_does() {
+    let pid = unstoppable(400);
+    std::thread::sleep(Duration::from_millis(50));
+    let mut seized = Seized::new(pid).expect("a child of ours");
+    assert!(matches!(seized.stop_within(20_000_000), Err(CallError::Stuck)));
+    drop(seized);
+    assert!(is_left(pid));
+    let again = Seized::new(pid).map(|mut seized| seized.stop().is_ok() && seized.registers().is_ok());
+    let is_left = is_left(pid);
+    // SAFETY: no pointers but a null one; the process is our child.
+    unsafe {
+        libc::kill(pid, libc::SIGKILL);
+        libc::waitpid(pid, std::ptr::null_mut(), 0);
+    }
+    assert_eq!((again.ok(), is_left), (Some(true), false));
+}
+
 /// What a program and this test both see: how often it has done what it does.
 fn shared_counter() -> &'static AtomicU64 {
     let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
