@@ -395,6 +395,10 @@ def test_what_applications_wait_for_is_measured_and_recorded(processes, spillway
         # Several may wait for one page, and who is served soon enough from another CPU does not even fall asleep.
         assert one["faults"] > 100 and 100 < one["waits_for_pages"] < 2 * one["faults"], one
         assert one["spent_s"]["page"] > 0 and one["spent_s"]["running"] > 0 and one["system_calls"]["faults"] > one["faults"], one
+        # Those on another CPU than the fault thread are left out, and those that took several calls.
+        steps = one["steps_us"]
+        assert 20 < one["steps"] <= one["waits_for_pages"] and len(steps) == 6, one
+        assert min(steps["leaves"], steps["reads"], steps["installs"], steps["woken"]) > 0 and sum(steps.values()) < 1000, steps
     assert told["Redis, wiki trace"]["spent_s"]["else"] > told["quicksort"]["spent_s"]["else"], told
 
 
