@@ -55,8 +55,10 @@ fn examine_one(pid: i32) -> Result<(), Error> {
         let is_ending = found.is_some() && procfs::thread_stat(pid, living).map_or(true, |thread| thread.is_ending);
         return Err(if is_ending { Error::Ended(pid) } else { Error::NoMemoryOfItsOwn(pid) });
     }
-    // By us, where it did not stop when it was to be adopted before.
-    if let Err(traced) = untraced(pid, living).or_else(|traced| if is_left(living) { Ok(()) } else { Err(traced) }) {
+    // One that did not stop when it was to be adopted before is still traced by us.
+    if !is_left(living)
+        && let Err(traced) = untraced(pid, living)
+    {
         return Err(unadopted(pid).err().unwrap_or(traced));
     }
     match File::open(format!("/proc/{living}/exe")) {

@@ -24,14 +24,19 @@ fn unstoppable(busy_ms: u32) -> i32 {
     }
 }
 
-/// Torture seed 1795283334032: it stopped after it had been given up, and stayed stopped.
-#[test]
-fn a_thread_that_stops_too_late_is_let_go_when_it_does() {
-    let pid = unstoppable(600);
+/// The same, once it was seized, did not stop in time, and was not wanted any more.
+fn given_up(busy_ms: u32) -> i32 {
+    let pid = unstoppable(busy_ms);
     std::thread::sleep(Duration::from_millis(50));
     let mut seized = Seized::new(pid).expect("a child of ours");
     assert!(matches!(seized.stop_within(20_000_000), Err(CallError::Stuck)));
-    drop(seized);
+    pid
+}
+
+/// Torture seed 1795283334032: it stopped after it had been given up, and stayed stopped.
+#[test]
+fn a_thread_that_stops_too_late_is_let_go_when_it_does() {
+    let pid = given_up(600);
     let tracer = || procfs::status_field(pid, "TracerPid");
     assert_ne!(tracer().as_deref(), Some("0"), "it has not stopped yet");
     let until_ns = now_ns() + 5_000_000_000;
@@ -51,11 +56,7 @@ fn a_thread_that_stops_too_late_is_let_go_when_it_does() {
 /// A process that shared memory, and did not stop in time, was taken for one that a debugger has when it was tried again.
 #[test]
 fn a_thread_that_did_not_stop_can_be_seized_again_before_it_does() {
-    let pid = unstoppable(400);
-    std::thread::sleep(Duration::from_millis(50));
-    let mut seized = Seized::new(pid).expect("a child of ours");
-    assert!(matches!(seized.stop_within(20_000_000), Err(CallError::Stuck)));
-    drop(seized);
+    let pid = given_up(400);
     assert!(is_left(pid));
     let again = Seized::new(pid).map(|mut seized| seized.stop().is_ok() && seized.registers().is_ok());
     let is_left = is_left(pid);
