@@ -288,7 +288,9 @@ def test_a_database_is_among_applications(processes, spillway, tmp_path):
     (native,), (ours,) = runs["native"], runs["spillway 50"]
     assert ours["check"] == native["check"] and ours["pager"]["fetched_pages"] > 1000, ours
     # What the kernel is to page the database does not keep in files of its own instead.
-    assert len({run["memory_limit"] for mode in runs.values() for run in mode}) == 1 < len(runs), runs
+    # (zram need not get to the end at half: then there is no run to tell of.)
+    ended = [run for mode in runs.values() for run in mode if run is not None]
+    assert len({run["memory_limit"] for run in ended}) == 1 < len(runs), runs
 
 
 def test_what_a_neighbour_costs_is_measured_and_recorded(processes, spillway, tmp_path):
