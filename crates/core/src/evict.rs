@@ -71,9 +71,10 @@ impl Pager {
         self.batch_pages() + self.replacement.more_reserve()
     }
 
-    /// Below so many free pages, captures come before the faults that keep coming.
+    /// Below so many free pages, captures come before the faults that keep coming: early enough that what is left lasts until the
+    /// room of a batch is free, as a fault that finds none waits for all of that.
     pub fn low_pages(&self) -> u64 {
-        self.reserve_pages() / 4
+        self.reserve_pages() / 2
     }
 
     /// Pages that are kept in buffers, after capture, for the chance that they come back.

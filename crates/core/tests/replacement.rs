@@ -208,6 +208,16 @@ fn on_demand_captures_nothing_before_a_fault_finds_no_room_and_then_a_block() {
     assert_eq!((pager.wanted_captures(), pager.free_pages()), (0, 15));
 }
 
+/// A batch is on its way for longer than the last quarter of the reserve lasts.
+#[test]
+fn captures_come_before_faults_once_half_of_the_reserve_is_used() {
+    let mut pager = pager(Settings::default());
+    let target = target(&mut pager, 1 << 24);
+    let last =
+        (0..BUDGET_PAGES).find(|at| !touch(&mut pager, target, *at) || pager.is_low()).expect("it fills the budget");
+    assert_eq!((last + 1, pager.free_pages() + 1), (BUDGET_PAGES - pager.free_pages(), pager.batch_pages() / 2));
+}
+
 #[test]
 fn the_reserve_grows_while_faults_find_no_room_and_shrinks_when_they_do() {
     let mut pager = pager(Settings::default());

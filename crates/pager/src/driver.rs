@@ -274,7 +274,7 @@ impl Driver {
         // While pages are on their way, waiting says nothing of where the faulting thread is.
         let owes = self.journeys.are_under_way();
         let ready = !owes && self.ears.listen(Some(0));
-        if !ready && !owes && timeout != Some(0) && self.placement.chase(&self.shared) {
+        if !ready && !owes && timeout != Some(0) && !self.is_waited_for() && self.placement.chase(&self.shared) {
             self.place_agents();
         }
         if !ready && (owes || timeout != Some(0)) {
@@ -288,6 +288,11 @@ impl Driver {
         if self.dry && self.targets.iter().flatten().all(Target::may_read) {
             self.hands.watch.finds_none();
         }
+    }
+
+    /// Whether what this thread waits for is not the next fault, but what faults wait for.
+    fn is_waited_for(&self) -> bool {
+        self.targets.iter().flatten().any(|target| !target.may_read() || !target.waiting.is_empty())
     }
 
     fn publish(&self) {

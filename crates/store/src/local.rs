@@ -325,7 +325,7 @@ impl Store for Local {
         let Some(hash) = known.hash() else { return self.put(page, previous) };
         match previous {
             Some(same) if known.same_as() == previous && self.slots.get(same).hash == hash => Ok(Put::Unchanged(same)),
-            _ => self.put_with(page, hash, known.packed(), previous),
+            _ => self.put_with(page, hash, known.packed(page), previous),
         }
     }
 

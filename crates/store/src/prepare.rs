@@ -24,6 +24,7 @@ pub struct Prepared {
     hash: Option<u64>,
     same_as: Option<Handle>,
     packed: Box<Page>,
+    /// None are known; a whole page stands for itself, and is not kept here.
     packed_bytes: usize,
 }
 
@@ -49,9 +50,13 @@ impl Prepared {
         self.same_as
     }
 
-    /// The bytes to store for it.
-    pub(crate) fn packed(&self) -> Option<&[u8]> {
-        (self.packed_bytes > 0).then(|| &self.packed[..self.packed_bytes])
+    /// The bytes to store for it, which is `page`.
+    pub(crate) fn packed<'a>(&'a self, page: &'a Page) -> Option<&'a [u8]> {
+        match self.packed_bytes {
+            0 => None,
+            PAGE_BYTES => Some(page),
+            bytes => Some(&self.packed[..bytes]),
+        }
     }
 }
 
@@ -81,9 +86,9 @@ impl Preparer {
         into.same_as = clean.filter(is_same).map(|lent| lent.handle);
         if into.same_as.is_none() {
             let packed = self.codec.pack(page);
+            into.packed_bytes = packed.len();
             if packed.len() < PAGE_BYTES {
                 into.packed[..packed.len()].copy_from_slice(packed);
-                into.packed_bytes = packed.len();
             }
         }
     }

@@ -139,7 +139,7 @@ impl Divided {
             if left < reserve(&share) {
                 pages += (2 * reserve(&share)).saturating_sub(left) + has.saturating_sub(share.max_pages);
             }
-            is_low |= left < reserve(&share) / 4;
+            is_low |= left < reserve(&share) / 2;
         }
         (pages, is_low)
     }

@@ -287,12 +287,12 @@ impl Reader {
         alone.then(|| (self.sent_ns + PATIENCE_NS).saturating_sub(now_ns()))
     }
 
-    /// Has the thread go before programs until its batch is read. Only this thread changes the class of the other, which therefore
+    /// Has the thread go before programs, and before the pager's other threads, until its batch is read. Only this thread changes the class of the other, which therefore
     /// cannot miss that.
     pub(super) fn hurry(&mut self) {
         if matches!(self.place, Place::Away) && !self.hurried {
             self.hurried = true;
-            let _ = set_class(self.thread(), Class::Normal);
+            let _ = set_class(self.thread(), Class::Urgent);
         }
     }
 
@@ -370,19 +370,21 @@ mod tests {
 
     /// In the idle class it may not be let run for as long as a program computes.
     #[test]
-    fn a_batch_that_something_waits_for_is_read_in_the_normal_class() {
+    fn a_batch_that_something_waits_for_is_read_before_programs_run() {
         let (staged, mut buffers, mut core, mut reader) = small_batch();
         while reader.thread() == 0 {
             std::thread::yield_now();
         }
-        let at_first = if idle_class_can_be_left() { libc::SCHED_IDLE } else { libc::SCHED_OTHER };
+        let may = idle_class_can_be_left();
+        let (at_first, hurries) =
+            if may { (libc::SCHED_IDLE, libc::SCHED_FIFO) } else { (libc::SCHED_OTHER, libc::SCHED_OTHER) };
         assert_eq!((policy(reader.thread()), reader.patience_ns()), (at_first, None));
         for hurried in [true, false] {
             begin(&mut reader, &staged, true, &mut buffers);
             assert!(reader.patience_ns().is_some_and(|left| left <= PATIENCE_NS));
             if hurried {
                 reader.hurry();
-                assert_eq!((policy(reader.thread()), reader.patience_ns()), (libc::SCHED_OTHER, None));
+                assert_eq!((policy(reader.thread()), reader.patience_ns()), (hurries, None));
             }
             assert!(reader.finish(true, &mut buffers, &mut core));
             assert_eq!((policy(reader.thread()), reader.patience_ns()), (at_first, None));

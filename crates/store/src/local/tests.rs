@@ -63,6 +63,23 @@ fn what_was_found_the_same_is_not_compared_again() {
     assert_eq!(pool.references, 1);
 }
 
+/// That some pages do not compress was found out twice, the second time by the thread that serves faults.
+#[test]
+fn what_does_not_compress_is_not_compressed_again() {
+    let mut pool = new(Config::default());
+    let one = stored(&mut pool, &page(1, 2048));
+    let mut preparer = pool.preparer().unwrap();
+    for random_bytes in [2048, PAGE_BYTES] {
+        let another = page(2, random_bytes);
+        let known = prepared(&mut pool, &mut preparer, one, &another);
+        preparer.give_back();
+        let packed = known.packed(&another).expect("it was worked out");
+        assert_eq!(packed.len() == PAGE_BYTES, random_bytes == PAGE_BYTES);
+        let Ok(Put::Stored(two)) = pool.put_prepared(&another, &known, None) else { panic!("it is another") };
+        assert_holds(&mut pool, two, &another);
+    }
+}
+
 #[test]
 fn copies_that_are_lent_stay_as_they_are_when_they_are_freed() {
     let mut pool = new(Config::default());
