@@ -268,8 +268,8 @@ impl Reader {
                 Err(_) => return false,
             },
         };
-        if std::mem::take(&mut self.hurried) && idle_class_can_be_left() {
-            let _ = set_class(self.thread(), Class::Idle);
+        if std::mem::take(&mut self.hurried) {
+            self.put_in(if idle_class_can_be_left() { Class::Idle } else { Class::Normal });
         }
         for (item, (page, buffer)) in job.items.drain(..).zip(self.order.drain(..)) {
             buffers.give_back(buffer, item.buffer);
@@ -292,7 +292,16 @@ impl Reader {
     pub(super) fn hurry(&mut self) {
         if matches!(self.place, Place::Away) && !self.hurried {
             self.hurried = true;
-            let _ = set_class(self.thread(), Class::Urgent);
+            self.put_in(Class::Urgent);
+        }
+    }
+
+    /// Changes the class of the other thread. Where that is refused it is slower, and nothing else.
+    fn put_in(&self, class: Class) {
+        let thread = self.thread();
+        // Zero would be this one.
+        if thread != 0 {
+            let _ = set_class(thread, class);
         }
     }
 
