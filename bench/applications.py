@@ -174,3 +174,12 @@ def counted(app, stats):
 def share_mib(footprint, percent):
     """So much of a footprint, in whole MiB."""
     return max(LEAST_MIB, math.ceil(footprint * percent / 100))
+
+
+def wrong_results(measured):
+    """How many things programs found wrong, and how many programs came to another result than elsewhere, of {name: {"runs": {mode: ...}}}."""
+    wrong = 0
+    for one in measured.values():
+        done = [run for runs in one["runs"].values() for run in runs if run]
+        wrong += sum(run.get("wrong", 0) for run in done) + len({run.get("check") for run in done}) - 1
+    return wrong

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -275,6 +276,22 @@ def test_applications_are_compared_and_recorded(processes, spillway, tmp_path):
     latencies = [us for _, us in told["Redis, wiki trace"]["runs"]["native"][0]["latency_us"]]
     assert latencies == sorted(latencies) and latencies[0] > 0
     assert left_behind() == before
+
+
+def test_builds_are_compared_on_applications_and_recorded(processes, spillway, tmp_path):
+    words = [REPOSITORY / "bench/apps-ab", "--tiny", "--rounds", 1, "--only", "sort", "--record", "tiny", "--into", tmp_path]
+    run = processes.start([*words, f"one={spillway.path}", f"two={spillway.path}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == 0 and "Wrong results: 0." in out, out + err
+    assert out.strip() in (tmp_path / "tiny.md").read_text()
+    rows = dict(re.findall(r"^\| quicksort \| (\w+) \| [^|]+ \| ([\d.]+|-) \| [\d,]+ \|", out, re.M))
+    assert list(rows) == ["one", "two"] and rows["one"] in ("1.00", "-"), out
+    runs = json.loads((tmp_path / "tiny.json").read_text())["applications"]["quicksort"]["runs"]
+    assert list(runs) == ["native", "one", "two"]
+    assert all(runs[build][0]["pager"]["fetched_pages"] > 100 for build in ("one", "two")), runs
+    for bad, told in [(["one"], "is no NAME=PATH"), (["one=/dev/null"], "is no NAME=PATH"), ([f"one={spillway.path}"] * 2, "names of their own")]:
+        refused = subprocess.run([*map(str, words), *bad], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
+        assert refused.returncode == 2 and told in refused.stderr, refused.stderr
 
 
 def test_a_database_is_among_applications(processes, spillway, tmp_path):
