@@ -7,6 +7,7 @@ import math
 import os
 import pathlib
 import shutil
+import statistics
 import subprocess
 import sys
 import time
@@ -174,6 +175,23 @@ def counted(app, stats):
 def share_mib(footprint, percent):
     """So much of a footprint, in whole MiB."""
     return max(LEAST_MIB, math.ceil(footprint * percent / 100))
+
+
+def losses(one, *keys):
+    """Under each of these, time by the native time of the same round, less 1: all rounds that it ended in everywhere."""
+    rounds = zip(one["runs"]["native"], *(one["runs"].get(key, []) for key in keys))
+    return [tuple(run[one["time"]] / native[one["time"]] - 1 for run in runs) for native, *runs in rounds if native and all(runs)]
+
+
+def excess(one, key):
+    """The same under one of them."""
+    return [loss for (loss,) in losses(one, key)]
+
+
+def cell(values, rounds=0):
+    """A median with the least and the most; of how many rounds, where it is not of all."""
+    few = f", {len(values)} of {rounds} rounds" if len(values) < rounds else ""
+    return f"{statistics.median(values):.2f} ({min(values):.2f}..{max(values):.2f}{few})" if values else "-"
 
 
 def wrong_results(measured):

@@ -18,6 +18,11 @@ ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def add_options(parser):
     """Which build is measured, and where the record goes."""
     add_spillway(parser)
+    add_record(parser)
+
+
+def add_record(parser):
+    """Where the record goes."""
     parser.add_argument("--record", metavar="NAME")
     parser.add_argument("--into", metavar="DIRECTORY", type=pathlib.Path, default=REPOSITORY / "docs/bench", help="for --record")
 

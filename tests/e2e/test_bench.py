@@ -289,7 +289,8 @@ def test_builds_are_compared_on_applications_and_recorded(processes, spillway, t
     runs = json.loads((tmp_path / "tiny.json").read_text())["applications"]["quicksort"]["runs"]
     assert list(runs) == ["native", "one", "two"]
     assert all(runs[build][0]["pager"]["fetched_pages"] > 100 for build in ("one", "two")), runs
-    for bad, told in [(["one"], "is no NAME=PATH"), (["one=/dev/null"], "is no NAME=PATH"), ([f"one={spillway.path}"] * 2, "names of their own")]:
+    for bad, told in [(["one"], "is no NAME=PATH"), (["one=/dev/null"], "is no NAME=PATH"), ([f"one={spillway.path}"] * 2, "names of their own"),
+                      ([f"native={spillway.path}"], "names of their own")]:
         refused = subprocess.run([*map(str, words), *bad], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
         assert refused.returncode == 2 and told in refused.stderr, refused.stderr
 

@@ -65,16 +65,21 @@ pub struct Write {
     pub previous: Option<HandleBits>,
 }
 
+/// What is left of a reserve when captures come before faults: enough to last until the room of a batch is free, as a fault that finds
+/// none waits for all of that.
+pub(crate) fn low(reserve: u64) -> u64 {
+    reserve / 2
+}
+
 impl Pager {
     /// Pages that should be free before the next burst of faults, given the budget.
     fn reserve_pages(&self) -> u64 {
         self.batch_pages() + self.replacement.more_reserve()
     }
 
-    /// Below so many free pages, captures come before the faults that keep coming: early enough that what is left lasts until the
-    /// room of a batch is free, as a fault that finds none waits for all of that.
+    /// Below so many free pages, captures come before the faults that keep coming.
     pub fn low_pages(&self) -> u64 {
-        self.reserve_pages() / 2
+        low(self.reserve_pages())
     }
 
     /// Pages that are kept in buffers, after capture, for the chance that they come back.

@@ -1,6 +1,6 @@
 //! Local memory divided between trees of processes: what each has, and whose turn it is to pay ([`crate::shares`]).
 
-use crate::evict::BATCH_PAGES_MAX;
+use crate::evict::{BATCH_PAGES_MAX, low};
 use crate::page::State;
 use crate::shares::{self, Claim, Payer, Share};
 use crate::units::TreeId;
@@ -139,7 +139,7 @@ impl Divided {
             if left < reserve(&share) {
                 pages += (2 * reserve(&share)).saturating_sub(left) + has.saturating_sub(share.max_pages);
             }
-            is_low |= left < reserve(&share) / 2;
+            is_low |= left < low(reserve(&share));
         }
         (pages, is_low)
     }
