@@ -314,7 +314,7 @@ impl Driver {
         let Some(target) = &self.targets[at] else { return 0 };
         // Aside it is on another CPU than whom it wakes.
         let displaced = self.shared.idle.load(Relaxed) && !self.shared.aside.load(Relaxed);
-        let since_ns = self.hands.watch.reads(now_ns(), displaced);
+        let since_ns = self.hands.watch.reads(now_ns, displaced);
         let (mut number, estate) = (0, self.hands.estate.as_ref());
         let read = match estate {
             Some(estate) => {

@@ -58,9 +58,9 @@ impl Stopwatch {
     }
 
     /// Faults are read, by a thread that is `displaced` by whom it wakes; since when they have been waiting.
-    pub(super) fn reads(&mut self, now_ns: u64, displaced: bool) -> u64 {
+    pub(super) fn reads(&mut self, now_ns: impl FnOnce() -> u64, displaced: bool) -> u64 {
         self.displaced = displaced;
-        self.back_ns.take().unwrap_or(now_ns)
+        self.back_ns.take().unwrap_or_else(now_ns)
     }
 
     /// An installation begins.
@@ -110,9 +110,9 @@ mod tests {
     /// One that knows what a page takes, two microseconds.
     fn used(displaced: bool) -> Stopwatch {
         let mut watch = Stopwatch::new();
-        watch.reads(0, false);
+        watch.reads(|| 0, false);
         assert_eq!(install(&mut watch, 0, 2_000), 2_000);
-        watch.reads(0, displaced);
+        watch.reads(|| 0, displaced);
         watch
     }
 
@@ -122,8 +122,8 @@ mod tests {
         // 400 us of the program lie in this one.
         assert_eq!(install(&mut watch, 100_000, 400_000), 102_000);
         // Its next fault waits while something else is finished.
-        assert_eq!(watch.reads(540_000, true), 500_000);
-        assert_eq!(watch.reads(600_000, true), 600_000, "only the next");
+        assert_eq!(watch.reads(|| 540_000, true), 500_000);
+        assert_eq!(watch.reads(|| 600_000, true), 600_000, "only the next");
     }
 
     #[test]
@@ -143,7 +143,7 @@ mod tests {
     fn slow_installations_are_told_where_nobody_takes_the_cpu() {
         let mut watch = used(false);
         assert_eq!(install(&mut watch, 10_000, 400_000), 410_000);
-        assert_eq!(watch.reads(500_000, false), 500_000);
+        assert_eq!(watch.reads(|| 500_000, false), 500_000);
     }
 
     #[test]
@@ -151,14 +151,14 @@ mod tests {
         let mut watch = used(true);
         install(&mut watch, 10_000, 400_000);
         watch.finds_none();
-        assert_eq!(watch.reads(900_000, true), 900_000);
+        assert_eq!(watch.reads(|| 900_000, true), 900_000);
     }
 
     #[test]
     fn what_is_served_without_an_installation_is_served_now() {
         let mut watch = used(true);
         assert_eq!(watch.served(5_000_000), 5_000_000);
-        assert_eq!(watch.reads(6_000_000, true), 6_000_000);
+        assert_eq!(watch.reads(|| 6_000_000, true), 6_000_000);
     }
 
     #[test]
