@@ -4,6 +4,7 @@ import contextlib
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -170,3 +171,21 @@ class Spillway:
         """Yields what puts `spillway run` before a command."""
         counted = ["--stats", str(self.stats)] if self.stats else []
         yield lambda command: {"args": [self.binary, "run", "-q", "--local", f"{local_mib}M", *counted, "--", *command]}
+
+
+@contextlib.contextmanager
+def memory_server(binary):
+    """A memory server on this host for as long as this lasts; gives the URL of a pool of it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    server = subprocess.Popen([binary, "serve", "--listen", address, "--memory", "1G"], stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(100):
+            with contextlib.suppress(OSError), socket.create_connection(address.split(":")):
+                break
+            time.sleep(0.05)
+        yield f"tcp://{address}"
+    finally:
+        server.terminate()
+        server.wait()

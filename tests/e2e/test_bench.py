@@ -134,6 +134,30 @@ def test_cgroups_of_both_versions(bench, tmp_path):
     assert hierarchy(tmp_path) == (tmp_path / "memory", "memory.limit_in_bytes")
 
 
+def test_goals_are_told_as_they_are_recorded(tmp_path):
+    run = subprocess.run([REPOSITORY / "bench/goals", "--into", tmp_path], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    there = (REPOSITORY / "docs/bench/GOALS.md").read_text()
+    assert (tmp_path / "GOALS.md").read_text() == there, "a record is newer: run bench/goals"
+    linked = re.findall(r"\]\(([^)]+)\)", there)
+    assert len(linked) > 10
+    for target in linked:
+        page, _, heading = target.partition("#")
+        headings = re.findall(r"^#+ (.*)$", (REPOSITORY / "docs/bench" / page).read_text(), re.MULTILINE)
+        assert not heading or heading in [text.lower().replace(" ", "-").replace("`", "") for text in headings], target
+
+
+def test_the_worst_figure_decides_of_a_goal():
+    goal = loaded("goals").Goal
+    verdict = lambda figures, **bounds: goal("it", "that", "none", figures, **bounds).verdict()
+    assert verdict([0.6, 0.2], most=0.6) == "met"
+    assert verdict([0.7, 0.2], most=0.6) == "**missed**"
+    assert verdict([0.7], most=0.6, bound="README.md") == "**missed**: [why](README.md)"
+    assert verdict([3.0, 2.9], least=3.0) == "**missed**"
+    assert verdict([1.01], most=1.005, spread=(0.99, 1.02)) == "**missed**, within the spread"
+    assert verdict([1.0], most=1.005, spread=(0.99, 1.02)) == "met, within the spread"
+
+
 def test_what_is_told_of_noisy_figures(bench):
     assert bench.interval([3, 1, 2]) == (1, 3)
     assert bench.interval(range(1, 7)) == (1, 6)
@@ -386,16 +410,19 @@ def test_what_the_command_measures_is_kept(processes, spillway, tmp_path):
 
 def test_where_the_time_goes_is_measured_and_recorded(processes, spillway, need, tmp_path):
     need("perf")
-    words = [REPOSITORY / "bench/profile", "--order", "sequential", "--seconds", "1", "--size", "64", "--record", "tiny", "--into", tmp_path]
-    run = processes.start([*words, "--spillway", spillway.path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    words = [REPOSITORY / "bench/profile", "--order", "sequential", "--pool", "local,tcp", "--seconds", "1", "--size", "64"]
+    words += ["--record", "tiny", "--into", tmp_path, "--spillway", spillway.path]
+    run = processes.start(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     out, err = run.communicate(timeout=60)
     assert run.returncode == 0, out + err
     assert out.strip() in (tmp_path / "tiny.md").read_text()
-    (one,) = json.loads((tmp_path / "tiny.json").read_text())["profiles"]
+    one, far = json.loads((tmp_path / "tiny.json").read_text())["profiles"]
     assert one["fetched_pages"] > one["faults"] > 100, one
     threads, about = one["threads_s"], one["fault_thread_s"]
     assert threads["the fault thread"] > 0 and threads["the agent, in the program"] > 0, one
     assert about["installs pages (UFFDIO_COPY)"] > 0 and abs(sum(about.values()) - threads["the fault thread"]) < 1e-6, one
+    assert far["threads_s"]["the memory server"] > 0 and far["fault_thread_s"]["talks to the memory server"] > 0, far
+    assert "the memory server" not in threads, one
 
 
 @pytest.mark.limit(200)
