@@ -245,8 +245,6 @@ impl Placement {
         if !shared.aside.swap(false, Relaxed) && self.followed == Some(stat.cpu) {
             return changes;
         }
-        // Whoever else of the idle class is on that CPU is to make way: this thread could not say so while it waits for it there.
-        shared.followed.store(stat.cpu + 1, Relaxed);
         if Cpus::one(stat.cpu).confine(0).is_err() {
             return self.settle(shared);
         }
@@ -269,7 +267,6 @@ impl Placement {
             let _ = allowed.confine(0);
         }
         shared.idle.store(false, Relaxed);
-        shared.followed.store(0, Relaxed);
         self.clear_the_way();
         true
     }
@@ -305,8 +302,6 @@ pub fn rescue(shared: &Shared, how_long: Duration) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicBool;
-
     use super::*;
 
     #[test]
@@ -318,39 +313,5 @@ mod tests {
             now
         });
         assert_eq!(decided, [false, true, true, false, false, true]);
-    }
-
-    /// The reader makes way there.
-    #[test]
-    fn the_cpu_that_is_followed_is_told() {
-        let allowed = Cpus::of(0).expect("some");
-        if allowed.count() < 2 {
-            return println!("SKIPPED: one CPU");
-        }
-        let (shared, pid) = (Shared::default(), std::process::id().cast_signed());
-        let (sender, leads) = std::sync::mpsc::channel();
-        let is_over = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let cpu = current_cpu().expect("a CPU");
-                Cpus::one(cpu).confine(0).expect("it may be here");
-                sender.send((thread_id(), cpu)).expect("it is awaited");
-                while !is_over.load(Relaxed) {
-                    std::thread::yield_now();
-                }
-            });
-            let (thread, cpu) = leads.recv().expect("it is there");
-            let (shared, is_over) = (&shared, &is_over);
-            scope.spawn(move || {
-                let mut placement = Placement::new(true, Some(allowed));
-                let told = |shared: &Shared| shared.followed.load(Relaxed);
-                let moved = (0..2 * LOOK_EVERY.0).any(|_| placement.note(pid, thread, false, shared));
-                let there = (moved, told(shared), current_cpu());
-                let settled = (placement.settle(shared), told(shared));
-                is_over.store(true, Relaxed);
-                assert_eq!(there, (true, cpu + 1, Some(cpu)));
-                assert_eq!(settled, (true, 0));
-            });
-        });
     }
 }

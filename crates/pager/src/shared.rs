@@ -1,6 +1,6 @@
 //! What the fault thread tells the others: one writer, any number of readers, no lock.
 
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, OnceLock};
 
 use spillway_core::PAGE_BYTES_U64;
@@ -138,8 +138,6 @@ pub struct Shared {
     pub thread: AtomicI32,
     /// Whether it runs in the idle class now.
     pub idle: AtomicBool,
-    /// The CPU on which it follows a thread, plus one, from before it is there; 0 where it follows none.
-    pub followed: AtomicUsize,
     /// Whether it was sent to another CPU than the one that it follows.
     pub aside: AtomicBool,
     /// Whether every CPU of the machine is busy.

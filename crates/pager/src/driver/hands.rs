@@ -14,7 +14,6 @@ use super::reader::Reader;
 use super::stopwatch::{Kind, Stopwatch};
 use crate::adopt::Agent;
 use crate::estate::{Estate, Stage};
-use crate::shared::Shared;
 use crate::sys::clock::now_ns;
 use crate::sys::fd::Bell;
 use crate::target::Target;
@@ -35,15 +34,9 @@ pub(super) struct Hands {
 
 impl Hands {
     /// Hands with so many buffers; `bell` rings when pages have been read.
-    pub(super) fn new(
-        store: Box<dyn Store>,
-        buffers: u32,
-        estate: Option<Estate>,
-        bell: Arc<Bell>,
-        shared: Arc<Shared>,
-    ) -> Self {
+    pub(super) fn new(store: Box<dyn Store>, buffers: u32, estate: Option<Estate>, bell: Arc<Bell>) -> Self {
         let block = index(BLOCK_PAGES_MAX);
-        let reader = Reader::new(store.preparer(), bell, shared);
+        let reader = Reader::new(store.preparer(), bell);
         let buffers = match &estate {
             Some(estate) => Buffers::lasting(estate.vault().buffers()),
             None => Buffers::new(buffers),

@@ -21,12 +21,11 @@ use spillway_store::{Lent, Preparer, is_zero};
 
 use super::buffers::{Buffer, Buffers};
 use crate::procfs;
-use crate::shared::Shared;
 use crate::sys::agent::BATCH_PAGES;
 use crate::sys::clock::now_ns;
 use crate::sys::fd::Bell;
 use crate::sys::process::{PAGES_AT_A_TIME, read_memory, read_pages};
-use crate::sys::sched::{Class, current_cpu, idle_class_can_be_left, set_class, thread_id};
+use crate::sys::sched::{Class, idle_class_can_be_left, set_class, thread_id};
 
 /// Fewer pages than this are read sooner than another CPU wakes up.
 const WORTH_PAGES: usize = 32;
@@ -59,28 +58,26 @@ struct Item {
 }
 
 impl Job {
-    fn read_as(&mut self, thread: i32, shared: &Shared) -> io::Result<()> {
+    fn read_as(&mut self, thread: i32) -> io::Result<()> {
         let mut from = self.staging;
         for some in self.items.chunks_mut(PAGES_AT_A_TIME) {
             read_pages(thread, from, some.iter_mut().map(|item| item.buffer.page_mut()))?;
             from = from.plus_pages(some.len() as u64);
-            if self.elsewhere {
-                make_way(shared);
-            }
         }
         Ok(())
     }
 
-    fn run(&mut self, shared: &Shared) {
+    fn run(&mut self) {
         // The agent goes with the address space, by exit or exec; a process may get another one. An agent may also end alone.
-        let mut read = self.read_as(self.thread, shared);
+        let mut read = self.read_as(self.thread);
         let agent_is_gone = matches!(&read, Err(error) if error.raw_os_error() == Some(libc::ESRCH));
         if agent_is_gone {
-            read = self.read_as(procfs::living_thread(self.pid).unwrap_or(self.pid), shared);
+            read = self.read_as(procfs::living_thread(self.pid).unwrap_or(self.pid));
         }
         for (nth, item) in self.items.iter_mut().enumerate() {
             if self.elsewhere && nth % PAGES_IN_A_ROW == PAGES_IN_A_ROW - 1 {
-                make_way(shared);
+                // A kernel that takes the CPU away between system calls only would not let a program that is woken here run before.
+                thread_id();
             }
             let (page, known) = item.buffer.parts();
             item.bytes = match &read {
@@ -102,30 +99,13 @@ impl Job {
     }
 }
 
-/// Lets others have the CPU.
-fn make_way(shared: &Shared) {
-    if is_in_the_way(shared) {
-        std::thread::yield_now();
-    } else {
-        // A kernel that takes the CPU away between system calls only would not let a program that is woken here run before.
-        thread_id();
-    }
-}
-
-/// Whether the fault thread is on this CPU, or about to be, with a fault to serve: the kernel moves programs here, and it follows. It is
-/// in the same class, and would have to wait for the end of this thread's slice.
-fn is_in_the_way(shared: &Shared) -> bool {
-    current_cpu().is_some_and(|cpu| shared.followed.load(Relaxed) == cpu + 1)
-}
-
 /// What the thread is told: to read a batch, or none if one comes soon.
 type Call = Option<Job>;
 
-/// Waits for the batch that was announced without giving the CPU away; none where it does not come, or not here, or where it would be in
-/// the way.
-fn attend(calls: &Receiver<Call>, announced: &AtomicBool, shared: &Shared) -> Option<Job> {
+/// Waits for the batch that was announced without giving the CPU away; none where it does not come, or not here.
+fn attend(calls: &Receiver<Call>, announced: &AtomicBool) -> Option<Job> {
     let until_ns = now_ns() + ATTENDS_NS;
-    while announced.load(Relaxed) && !is_in_the_way(shared) && now_ns() < until_ns {
+    while announced.load(Relaxed) && now_ns() < until_ns {
         match calls.try_recv() {
             Ok(Some(job)) => return Some(job),
             Ok(None) => {}
@@ -150,8 +130,6 @@ enum Place {
 pub(super) struct Reader {
     /// The thread's id, once it runs.
     thread: Arc<AtomicI32>,
-    /// Where the fault thread is.
-    shared: Arc<Shared>,
     calls: SyncSender<Call>,
     /// What was announced is to be waited for awake.
     announced: Arc<AtomicBool>,
@@ -169,7 +147,7 @@ pub(super) struct Reader {
 
 impl Reader {
     /// A reader with a thread of its own, if one can be had, which rings `bell` when it has read.
-    pub(super) fn new(preparer: Option<Preparer>, bell: Arc<Bell>, shared: Arc<Shared>) -> Self {
+    pub(super) fn new(preparer: Option<Preparer>, bell: Arc<Bell>) -> Self {
         // A batch, and what announced it.
         let (calls, to_do) = sync_channel::<Call>(2);
         let (ready, done) = sync_channel(1);
@@ -177,15 +155,14 @@ impl Reader {
         let its = Arc::clone(&thread);
         let announced = Arc::new(AtomicBool::new(false));
         let is_announced = Arc::clone(&announced);
-        let its_shared = Arc::clone(&shared);
         let work = move || {
             if idle_class_can_be_left() {
                 let _ = set_class(0, Class::Idle);
             }
             its.store(thread_id(), Relaxed);
             while let Ok(call) = to_do.recv() {
-                let Some(mut job) = call.or_else(|| attend(&to_do, &is_announced, &its_shared)) else { continue };
-                job.run(&its_shared);
+                let Some(mut job) = call.or_else(|| attend(&to_do, &is_announced)) else { continue };
+                job.run();
                 if ready.send(job).is_err() {
                     return;
                 }
@@ -198,18 +175,7 @@ impl Reader {
         let job = Job { pid: 0, thread: 0, staging: Address(0), items, preparer, elsewhere: false };
         let order = Vec::with_capacity(BATCH_PAGES);
         let staging = ([0; 2], Address(0));
-        Self {
-            thread,
-            shared,
-            calls,
-            announced,
-            done,
-            place: Place::Spare(job),
-            sent_ns: 0,
-            hurried: false,
-            staging,
-            order,
-        }
+        Self { thread, calls, announced, done, place: Place::Spare(job), sent_ns: 0, hurried: false, staging, order }
     }
 
     /// The other thread; 0 when there is none.
@@ -267,7 +233,7 @@ impl Reader {
             }
         }
         self.dismiss();
-        job.run(&self.shared);
+        job.run();
         self.place = Place::Done(job);
     }
 
@@ -355,7 +321,6 @@ impl Reader {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::sched::Cpus;
     use spillway_core::PAGE_BYTES;
     use spillway_core::pager::{Budget, Config};
 
@@ -374,12 +339,7 @@ mod tests {
     fn small_batch() -> (Vec<Page>, Buffers, Pager, Reader) {
         let staged = (1..=COUNT).map(|nth| [u8::try_from(nth).expect("few"); PAGE_BYTES]).collect();
         let core = Pager::new(Config { budget: Budget::Pages(64), buffers: COUNT, write_batch: 1 });
-        (
-            staged,
-            Buffers::new(COUNT),
-            core,
-            Reader::new(None, Arc::new(Bell::new().expect("an eventfd")), Arc::default()),
-        )
+        (staged, Buffers::new(COUNT), core, Reader::new(None, Arc::new(Bell::new().expect("an eventfd"))))
     }
 
     fn begin(reader: &mut Reader, staged: &[Page], elsewhere: bool, buffers: &mut Buffers) {
@@ -415,73 +375,6 @@ mod tests {
                 (1..COUNT).for_each(|buffer| buffers.copy(BufferIndex(0), BufferIndex(buffer)));
             }
         }
-    }
-
-    /// Runs `what` on one CPU, which it is told the number of.
-    fn on_one_cpu<T: Send>(what: impl FnOnce(usize) -> T + Send) -> T {
-        std::thread::scope(|scope| {
-            let pinned = scope.spawn(|| {
-                let cpu = current_cpu().expect("a CPU");
-                Cpus::one(cpu).confine(0).expect("it may be here");
-                what(cpu)
-            });
-            pinned.join().expect("no panic")
-        })
-    }
-
-    #[test]
-    fn a_batch_is_not_waited_for_awake_where_the_fault_thread_is() {
-        let (_sender, calls) = sync_channel::<Call>(1);
-        let attends_ns = move |shared: &Shared| {
-            let since_ns = now_ns();
-            assert!(attend(&calls, &AtomicBool::new(true), shared).is_none());
-            now_ns() - since_ns
-        };
-        let shared = Shared::default();
-        on_one_cpu(move |cpu| {
-            shared.followed.store(cpu + 2, Relaxed);
-            assert!(attends_ns(&shared) >= ATTENDS_NS);
-            shared.followed.store(cpu + 1, Relaxed);
-            // Whatever else runs here.
-            let quickest_ns = (0..20).map(|_| attends_ns(&shared)).min();
-            assert!(quickest_ns < Some(ATTENDS_NS / 4), "{quickest_ns:?}");
-        });
-    }
-
-    /// In one class, a thread that is woken does not take the CPU from who has it.
-    #[test]
-    fn a_batch_that_is_read_where_the_fault_thread_is_lets_that_go_first() {
-        /// How often threads like this one had the CPU while it was not done.
-        fn switches() -> u64 {
-            let status = std::fs::read_to_string("/proc/thread-self/status").expect("it runs");
-            let line = status.lines().find_map(|line| line.strip_prefix("nonvoluntary_ctxt_switches:"));
-            line.and_then(|count| count.trim().parse().ok()).expect("a number")
-        }
-        let (staged, mut buffers, ..) = small_batch();
-        let shared = Shared::default();
-        on_one_cpu(|cpu| {
-            shared.followed.store(cpu + 1, Relaxed);
-            let is_over = AtomicBool::new(false);
-            std::thread::scope(|scope| {
-                // Confined as this one is.
-                scope.spawn(|| {
-                    while !is_over.load(Relaxed) {
-                        std::hint::spin_loop();
-                    }
-                });
-                let items = (0..COUNT)
-                    .map(|nth| Item { buffer: buffers.lend(BufferIndex(nth)), bytes: Bytes::Lost, clean: None })
-                    .collect();
-                let (pid, staging) = (std::process::id().cast_signed(), Address(staged.as_ptr().addr() as u64));
-                let mut job = Job { pid, thread: thread_id(), staging, items, preparer: None, elsewhere: true };
-                let before = switches();
-                job.run(&shared);
-                let times = switches() - before;
-                is_over.store(true, Relaxed);
-                assert!(job.items.iter().all(|item| item.bytes == Bytes::Here));
-                assert!(times >= 3, "{times}");
-            });
-        });
     }
 
     /// In the idle class it may not be let run for as long as a program computes.

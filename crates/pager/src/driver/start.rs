@@ -85,7 +85,7 @@ impl Driver {
             core,
             choice: Choice::default(),
             journeys,
-            hands: Hands::new(store, BUFFERS, estate, Arc::clone(&bell), Arc::clone(&shared)),
+            hands: Hands::new(store, BUFFERS, estate, Arc::clone(&bell)),
             targets: Vec::new(),
             access: None,
             commands,
@@ -166,6 +166,7 @@ impl Driver {
     /// Agents run where and as the fault thread runs, from their next errand on; in another class at once: what is under way may
     /// need it.
     pub(super) fn place_agents(&mut self) {
+        self.hands.reader.dismiss();
         let class = self.agents_class();
         let changes = std::mem::replace(&mut self.class, class) != class;
         self.place += 1;
