@@ -188,6 +188,12 @@ def excess(one, key):
     return [loss for (loss,) in losses(one, key)]
 
 
+def beside_zram(measured, share):
+    """Median excess under Spillway and under zram, of each application that zram ran to its end in more than half of the rounds."""
+    both = [(excess(one, f"spillway {share}"), excess(one, f"zram {share}"), len(one["runs"]["native"])) for one in measured.values()]
+    return [(statistics.median(ours), statistics.median(theirs)) for ours, theirs, rounds in both if ours and 2 * len(theirs) > rounds]
+
+
 def cell(values, rounds=0):
     """A median with the least and the most; of how many rounds, where it is not of all."""
     few = f", {len(values)} of {rounds} rounds" if len(values) < rounds else ""

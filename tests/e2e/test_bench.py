@@ -150,12 +150,12 @@ def test_goals_are_told_as_they_are_recorded(tmp_path):
 def test_the_worst_figure_decides_of_a_goal():
     goal = loaded("goals").Goal
     verdict = lambda figures, **bounds: goal("it", "that", "none", figures, **bounds).verdict()
-    assert verdict([0.6, 0.2], most=0.6) == "met"
-    assert verdict([0.7, 0.2], most=0.6) == "**missed**"
-    assert verdict([0.7], most=0.6, bound="README.md") == "**missed**: [why](README.md)"
-    assert verdict([3.0, 2.9], least=3.0) == "**missed**"
-    assert verdict([1.01], most=1.005, spread=(0.99, 1.02)) == "**missed**, within the spread"
-    assert verdict([1.0], most=1.005, spread=(0.99, 1.02)) == "met, within the spread"
+    assert verdict([0.6, 0.2], goal=0.6) == "met"
+    assert verdict([0.7, 0.2], goal=0.6) == "**missed**"
+    assert verdict([0.7], goal=0.6, bound="README.md") == "**missed**: [why](README.md)"
+    assert verdict([3.0, 2.9], goal=3.0, at_least=True) == "**missed**"
+    assert verdict([1.01], goal=1.005, spread=(0.99, 1.02)) == "**missed**, within the spread"
+    assert verdict([1.0], goal=1.005, spread=(0.99, 1.02)) == "met, within the spread"
 
 
 def test_what_is_told_of_noisy_figures(bench):
