@@ -408,12 +408,19 @@ def test_what_the_command_measures_is_kept(processes, spillway, tmp_path):
     assert kept["machine"]["cpus"] and kept["results"]
 
 
-def test_where_the_time_goes_is_measured_and_recorded(processes, spillway, need, tmp_path):
+def test_where_the_time_goes_is_measured_and_recorded(processes, servers, spillway, need, tmp_path):
     need("perf")
+    # A memory server of someone else, and who uses it, are not counted.
+    server = servers.spillway()
+    walk = [spillway.path, "bench-walk", "--size", "64M", "--order", "uniform", "--accesses", "1000000000", "--seconds", "600"]
+    pool = ["--local", "32M", "--pool", f"tcp://{server.address}"]
+    beside = processes.start([spillway.path, "run", "-q", *pool, "--", *walk], stdout=subprocess.DEVNULL)
     words = [REPOSITORY / "bench/profile", "--order", "sequential", "--pool", "local,tcp", "--seconds", "1", "--size", "64"]
     words += ["--record", "tiny", "--into", tmp_path, "--spillway", spillway.path]
     run = processes.start(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     out, err = run.communicate(timeout=60)
+    assert beside.poll() is None
+    beside.terminate()
     assert run.returncode == 0, out + err
     assert out.strip() in (tmp_path / "tiny.md").read_text()
     one, far = json.loads((tmp_path / "tiny.json").read_text())["profiles"]
