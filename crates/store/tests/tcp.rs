@@ -8,6 +8,7 @@ use common::contract::Contract;
 use common::lender::{Lender, assert_all, lost, put_all};
 use common::proxy::Proxy;
 use common::{PATIENCE, client, page, refusal};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spillway_server::Limits;
 use spillway_store::blocking::Client;
 use spillway_store::{Got, Handle, Put, StoreError, Urgency};
@@ -49,6 +50,25 @@ fn servers_that_refuse_are_named_in_a_line() {
     assert!(refusal(&format!("memcached://127.0.0.1:{}", lender.port)).contains("it is no memcached"));
     let Some(cache) = common::Server::redis(&[]) else { return };
     assert!(refusal(&format!("tcp://127.0.0.1:{}", cache.port)).contains("it does not answer"));
+}
+
+#[test]
+fn a_pool_with_nothing_to_say_is_not_readable_for_long() {
+    let lenders: Vec<Lender> = (0..3).map(|_| Lender::start(16 << 20, |_| {})).collect();
+    let hosts: Vec<String> = lenders.iter().map(|lender| format!("127.0.0.1:{}", lender.port)).collect();
+    for url in [format!("tcp://{}", hosts[0]), format!("tcp://{}?data=2&parity=1", hosts.join(","))] {
+        let mut client = client(&url);
+        let (store, began, mut in_a_row) = (client.store(), Instant::now(), 0);
+        while began.elapsed() < Duration::from_secs(1) {
+            store.progress(&mut |_| {});
+            let descriptor = store.descriptor().expect("a pool of servers has one");
+            let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+            let is_readable = poll(&mut [PollFd::new(&descriptor, PollFlags::IN)], Some(&at_once)) == Ok(1);
+            in_a_row = if is_readable { in_a_row + 1 } else { 0 };
+            // Who waits for it would run in circles, and take the CPU from the server.
+            assert!(in_a_row < 1000, "{url}: readable each time that it was listened to");
+        }
+    }
 }
 
 #[test]

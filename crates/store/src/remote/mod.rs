@@ -186,7 +186,7 @@ impl<P: Protocol> Remote<P> {
         for (server, at) in remote.servers.iter_mut().zip(0..) {
             server.domain = at;
         }
-        remote.set_tick(TICK_TROUBLED);
+        remote.set_tick(TICK_TROUBLED, now);
         Ok(remote)
     }
 
@@ -234,13 +234,16 @@ impl<P: Protocol> Remote<P> {
         }
     }
 
-    fn set_tick(&mut self, tick: Duration) {
-        if self.tick != tick {
-            self.tick = tick;
-            let span = Timespec { tv_sec: 0, tv_nsec: i64::from(tick.subsec_nanos()) };
-            let every = Itimerspec { it_interval: span, it_value: span };
-            let _ = rustix::time::timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &every);
-        }
+    /// House is kept each `tick` from now on.
+    ///
+    /// The timer is for who sleeps: it does not expire before house is due, as it would keep the descriptor readable until then.
+    fn set_tick(&mut self, tick: Duration, now: Instant) {
+        self.tick = tick;
+        self.next_tick = now + tick / 2;
+        let span = Timespec { tv_sec: 0, tv_nsec: i64::from(tick.subsec_nanos()) };
+        let every = Itimerspec { it_interval: span, it_value: span };
+        // What had expired is read with that, too.
+        let _ = rustix::time::timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &every);
     }
 
     /// Where to put a page: of two servers at random the one with less to do, or with more room.

@@ -75,7 +75,9 @@ impl<P: Protocol> Remote<P> {
             }
         }
         self.servers[at].close(why, now);
-        self.set_tick(TICK_TROUBLED);
+        if self.tick != TICK_TROUBLED {
+            self.set_tick(TICK_TROUBLED, now);
+        }
     }
 
     pub(super) fn ask_again(&mut self, at: usize, id: OpId) {
@@ -141,8 +143,6 @@ impl<P: Protocol> Remote<P> {
     }
 
     pub(super) fn keep_house(&mut self, now: Instant, done: &mut dyn FnMut(Completion<'_>)) {
-        let mut expirations = [0; 8];
-        let _ = rustix::io::read(&self.timer, &mut expirations);
         let (patience, greeting) = (self.at_most(PATIENCE_MAX), self.at_most(GREETING_MAX));
         if now.saturating_duration_since(self.next_tick) > TICK_CALM * 2 {
             // It was us who did not run: no silence of others follows from that, and what they answered meanwhile may still be
@@ -162,8 +162,7 @@ impl<P: Protocol> Remote<P> {
         self.keep_addresses(now);
         let is_well = |server: &Server<P>| server.is_ready() && !server.is_leaving();
         let calm = self.servers.iter().all(|server| is_well(server) || self.is_retired(server, now));
-        self.set_tick(if calm { TICK_CALM } else { TICK_TROUBLED });
-        self.next_tick = now + self.tick / 2;
+        self.set_tick(if calm { TICK_CALM } else { TICK_TROUBLED }, now);
     }
 
     /// Gives up what was asked for too long ago, or waits for a server that has been away for as long as anyone waits: one
