@@ -25,6 +25,7 @@ use crate::remains::Remains;
 use crate::shared::Shared;
 use crate::sys::epoll::Epoll;
 use crate::sys::fd::Bell;
+use crate::sys::rseq;
 use crate::sys::sched::{lock_memory, raise_descriptor_limit};
 use crate::tally::{Tally, Trees};
 use crate::watcher::{Departure, Request, Watcher};
@@ -212,6 +213,7 @@ impl Pager {
             .name("faults".into())
             .spawn(move || match make(budget, wires) {
                 Ok(driver) => {
+                    rseq::leave();
                     let _ = ready.send(Ok(()));
                     driver.run();
                 }

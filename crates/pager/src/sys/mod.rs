@@ -13,6 +13,7 @@ pub mod pagemap;
 pub mod process;
 pub mod procmap;
 pub mod ptrace;
+pub mod rseq;
 pub mod sched;
 pub mod sequence;
 #[cfg(test)]
