@@ -1,6 +1,7 @@
 """What the scripts here share: common options, their end by a signal, progress, how certain a median is, what they measured on, and how
 a record of it is kept."""
 
+import argparse
 import datetime
 import json
 import math
@@ -32,6 +33,21 @@ def add_spillway(parser):
     default = os.environ.get("SPILLWAY", str(REPOSITORY / "target/release/spillway"))
     # Made absolute: a Path of `./spillway` is `spillway`, which would be looked for in $PATH.
     parser.add_argument("--spillway", metavar="PATH", default=default, type=lambda text: pathlib.Path(text).resolve())
+
+
+def build(text):
+    """A build and what it is called, from `NAME=PATH`."""
+    name, is_one, path = text.partition("=")
+    path = pathlib.Path(path).resolve()
+    if not (name and is_one and os.access(path, os.X_OK) and path.is_file()):
+        raise argparse.ArgumentTypeError(f"`{text}` is no NAME=PATH of a binary")
+    return name, path
+
+
+def add_builds(parser):
+    """Builds that are compared."""
+    help = "the first is what the others are told by"
+    parser.add_argument("builds", metavar="NAME=PATH", type=build, nargs="+", help=help)
 
 
 def exit_on_signals():

@@ -2,6 +2,7 @@
 
 import importlib.machinery
 import importlib.util
+import itertools
 import json
 import os
 import pathlib
@@ -315,6 +316,24 @@ def test_builds_are_compared_on_applications_and_recorded(processes, spillway, t
     assert all(runs[build][0]["pager"]["fetched_pages"] > 100 for build in ("one", "two")), runs
     for bad, told in [(["one"], "is no NAME=PATH"), (["one=/dev/null"], "is no NAME=PATH"), ([f"one={spillway.path}"] * 2, "names of their own"),
                       ([f"native={spillway.path}"], "names of their own")]:
+        refused = subprocess.run([*map(str, words), *bad], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
+        assert refused.returncode == 2 and told in refused.stderr, refused.stderr
+
+
+def test_builds_are_compared_access_by_access_and_recorded(processes, spillway, tmp_path):
+    words = [REPOSITORY / "bench/walk-ab", "--rounds", 1, "--seconds", 0.5, "--size", 64, "--order", "uniform,sequential", "--pool", "local,tcp"]
+    words += ["--record", "tiny", "--into", tmp_path]
+    run = processes.start([*words, f"one={spillway.path}", f"two={spillway.path}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    out, err = run.communicate(timeout=100)
+    assert run.returncode == 0 and "Wrong results: 0." in out, out + err
+    assert out.strip() in (tmp_path / "tiny.md").read_text()
+    measured = json.loads((tmp_path / "tiny.json").read_text())["measured"]
+    assert [(one["order"], one["pool"]) for one in measured] == list(itertools.product(["uniform", "sequential"], ["local", "tcp"]))
+    for one in measured:
+        # Half of each program was elsewhere: nothing that is local takes as long.
+        assert all(run["mean_us"] > 0.5 and run["accesses"] > 1000 for runs in one["runs"].values() for run in runs), one
+    assert len(re.findall(r"^\| one \|(?: [\d.]+ \| 1\.00 \(1\.00\.\.1\.00\) \|){4}$", out, re.M)) == len(measured), out
+    for bad, told in [(["one"], "is no NAME=PATH"), ([f"one={spillway.path}"] * 2, "names of their own"), (["--pool", "udp", f"one={spillway.path}"], "no udp here")]:
         refused = subprocess.run([*map(str, words), *bad], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
         assert refused.returncode == 2 and told in refused.stderr, refused.stderr
 
