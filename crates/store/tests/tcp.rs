@@ -258,6 +258,30 @@ fn a_pager_that_did_not_run_loses_nothing() {
     }
 }
 
+/// What it hears first is that it is disconnected; only then that it did not run.
+#[test]
+fn a_pager_that_did_not_run_while_its_connection_broke_loses_nothing() {
+    let lender = Lender::start(64 << 20, |_| {});
+    let proxy = Proxy::to(lender.port);
+    let mut client = client(&format!("tcp://127.0.0.1:{}?deadline=600ms", proxy.port));
+    let pages = put_all(&mut client, 0..100);
+    // All is calm, and looked at less often.
+    client.steps(Duration::from_millis(500));
+    let mut unused = page(0);
+    proxy.hold(true);
+    for (_, handle) in &pages {
+        assert_eq!(client.store().get(*handle, Urgency::Demand, &mut unused), Ok(Got::Pending));
+    }
+    client.store().flush();
+    proxy.cut();
+    proxy.hold(false);
+    std::thread::sleep(Duration::from_millis(1200));
+    for (number, handle) in &pages {
+        assert!(client.finish_get(*handle).is_ok_and(|got| *got == page(*number)), "page {number}");
+    }
+    assert_eq!(proxy.connections(), 2);
+}
+
 /// Connections stay, and nothing is said on them any more.
 #[test]
 fn a_silent_server_is_noticed_within_a_second() {

@@ -186,7 +186,7 @@ impl<P: Protocol> Remote<P> {
         for (server, at) in remote.servers.iter_mut().zip(0..) {
             server.domain = at;
         }
-        remote.set_tick(TICK_TROUBLED, now);
+        remote.set_tick(TICK_TROUBLED);
         Ok(remote)
     }
 
@@ -234,12 +234,10 @@ impl<P: Protocol> Remote<P> {
         }
     }
 
-    /// House is kept each `tick` from now on.
-    ///
-    /// The timer is for who sleeps: it does not expire before house is due, as it would keep the descriptor readable until then.
-    fn set_tick(&mut self, tick: Duration, now: Instant) {
+    /// The timer expires each `tick` from now on. It is for who sleeps, and must not before house is due, as it would keep the
+    /// descriptor readable until then.
+    fn set_tick(&mut self, tick: Duration) {
         self.tick = tick;
-        self.next_tick = now + tick / 2;
         let span = Timespec { tv_sec: 0, tv_nsec: i64::from(tick.subsec_nanos()) };
         let every = Itimerspec { it_interval: span, it_value: span };
         // What had expired is read with that, too.

@@ -76,7 +76,9 @@ impl<P: Protocol> Remote<P> {
         }
         self.servers[at].close(why, now);
         if self.tick != TICK_TROUBLED {
-            self.set_tick(TICK_TROUBLED, now);
+            self.set_tick(TICK_TROUBLED);
+            // No later than it was: that it is overdue tells that we did not run.
+            self.next_tick = self.next_tick.min(now + self.tick / 2);
         }
     }
 
@@ -162,7 +164,8 @@ impl<P: Protocol> Remote<P> {
         self.keep_addresses(now);
         let is_well = |server: &Server<P>| server.is_ready() && !server.is_leaving();
         let calm = self.servers.iter().all(|server| is_well(server) || self.is_retired(server, now));
-        self.set_tick(if calm { TICK_CALM } else { TICK_TROUBLED }, now);
+        self.set_tick(if calm { TICK_CALM } else { TICK_TROUBLED });
+        self.next_tick = now + self.tick / 2;
     }
 
     /// Gives up what was asked for too long ago, or waits for a server that has been away for as long as anyone waits: one
