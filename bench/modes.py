@@ -165,6 +165,8 @@ class Spillway:
 
     def __init__(self, given):
         self.binary = given.spillway
+        # A daemon of this host would serve its programs by a build, and within a budget, of its own.
+        os.environ["SPILLWAY_DAEMON"] = "off"
 
     @contextlib.contextmanager
     def within(self, local_mib):

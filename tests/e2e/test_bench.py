@@ -2,13 +2,13 @@
 
 import importlib.machinery
 import importlib.util
-import itertools
 import json
 import os
 import pathlib
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 
@@ -321,17 +321,21 @@ def test_builds_are_compared_on_applications_and_recorded(processes, spillway, t
 
 
 def test_builds_are_compared_access_by_access_and_recorded(processes, spillway, tmp_path):
-    words = [REPOSITORY / "bench/walk-ab", "--rounds", 1, "--seconds", 0.5, "--size", 64, "--order", "uniform,sequential", "--pool", "local,tcp"]
+    words = [REPOSITORY / "bench/walk-ab", "--rounds", 1, "--seconds", 0.5, "--size", 64, "--order", "sequential", "--pool", "local,tcp"]
     words += ["--record", "tiny", "--into", tmp_path]
-    run = processes.start([*words, f"one={spillway.path}", f"two={spillway.path}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    out, err = run.communicate(timeout=100)
+    # One that listens, and answers nobody: it is not asked.
+    with socket.socket(socket.AF_UNIX) as daemon:
+        daemon.bind(str(tmp_path / "daemon.sock"))
+        daemon.listen()
+        run = processes.start([*words, f"one={spillway.path}", f"two={spillway.path}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              text=True, env=os.environ | {"SPILLWAY_DAEMON": str(tmp_path / "daemon.sock")})
+        out, err = run.communicate(timeout=60)
     assert run.returncode == 0 and "Wrong results: 0." in out, out + err
     assert out.strip() in (tmp_path / "tiny.md").read_text()
     measured = json.loads((tmp_path / "tiny.json").read_text())["measured"]
-    assert [(one["order"], one["pool"]) for one in measured] == list(itertools.product(["uniform", "sequential"], ["local", "tcp"]))
+    assert [(one["order"], one["pool"]) for one in measured] == [("sequential", "local"), ("sequential", "tcp")]
     for one in measured:
-        # Half of each program was elsewhere: nothing that is local takes as long.
-        assert all(run["mean_us"] > 0.5 and run["accesses"] > 1000 for runs in one["runs"].values() for run in runs), one
+        assert all(run["fetched_pages"] > 100 and run["accesses"] > 1000 for runs in one["runs"].values() for run in runs), one
     assert len(re.findall(r"^\| one \|(?: [\d.]+ \| 1\.00 \(1\.00\.\.1\.00\) \|){4}$", out, re.M)) == len(measured), out
     for bad, told in [(["one"], "is no NAME=PATH"), ([f"one={spillway.path}"] * 2, "names of their own"), (["--pool", "udp", f"one={spillway.path}"], "no udp here")]:
         refused = subprocess.run([*map(str, words), *bad], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
