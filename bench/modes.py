@@ -1,5 +1,6 @@
 """Where a program under comparison may have its memory: native, in the kernel's swap to zram, or under Spillway."""
 
+import argparse
 import contextlib
 import os
 import pathlib
@@ -173,6 +174,22 @@ class Spillway:
         """Yields what puts `spillway run` before a command."""
         counted = ["--stats", str(self.stats)] if self.stats else []
         yield lambda command: {"args": [self.binary, "run", "-q", "--local", f"{local_mib}M", *counted, "--", *command]}
+
+
+def add_pools(parser):
+    """Where the pages are that are not local."""
+
+    def pools(text):
+        if unknown := set(text.split(",")) - {"local", "tcp"}:
+            raise argparse.ArgumentTypeError(f"no {' or '.join(sorted(unknown))} here, only local and tcp")
+        return text.split(",")
+
+    parser.add_argument("--pool", type=pools, default=["local"], help="local, tcp or both")
+
+
+def pool_of(kind, binary):
+    """A pool of that kind for as long as this lasts; gives its URL."""
+    return memory_server(binary) if kind == "tcp" else contextlib.nullcontext("local:")
 
 
 @contextlib.contextmanager

@@ -62,6 +62,12 @@ def exit_on_signals():
         signal.signal(ending, leave)
 
 
+def in_turn(cases, turn):
+    """All of them, of which another one comes first at each turn: whoever is first finds colder caches."""
+    at = turn % len(cases)
+    return [*cases[at:], *cases[:at]]
+
+
 def progress(text):
     """What is being measured, on a terminal only."""
     if sys.stderr.isatty():
