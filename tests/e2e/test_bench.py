@@ -322,7 +322,7 @@ def test_builds_are_compared_on_applications_and_recorded(processes, spillway, t
 
 def test_builds_are_compared_access_by_access_and_recorded(processes, spillway, tmp_path):
     words = [REPOSITORY / "bench/walk-ab", "--rounds", 1, "--seconds", 0.5, "--size", 64, "--order", "sequential", "--pool", "local,tcp"]
-    words += ["--record", "tiny", "--into", tmp_path]
+    words += ["--busy", 1, "--record", "tiny", "--into", tmp_path]
     # One that listens, and answers nobody: it is not asked.
     with socket.socket(socket.AF_UNIX) as daemon:
         daemon.bind(str(tmp_path / "daemon.sock"))
@@ -336,7 +336,7 @@ def test_builds_are_compared_access_by_access_and_recorded(processes, spillway, 
     assert [(one["order"], one["pool"]) for one in measured] == [("sequential", "local"), ("sequential", "tcp")]
     for one in measured:
         assert all(run["fetched_pages"] > 100 and run["accesses"] > 1000 for runs in one["runs"].values() for run in runs), one
-    assert len(re.findall(r"^\| one \|(?: [\d.]+ \| 1\.00 \(1\.00\.\.1\.00\) \|){4}$", out, re.M)) == len(measured), out
+    assert len(re.findall(r"^\| one \|(?: [\d.]+ \([\d.]+\) \| 1\.00 \(1\.00\.\.1\.00\) \|){5}$", out, re.M)) == len(measured), out
     for bad, told in [(["one"], "is no NAME=PATH"), ([f"one={spillway.path}"] * 2, "names of their own"), (["--pool", "udp", f"one={spillway.path}"], "no udp here")]:
         refused = subprocess.run([*map(str, words), *bad], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
         assert refused.returncode == 2 and told in refused.stderr, refused.stderr

@@ -127,6 +127,41 @@ FACT(the_idle_class_is_left_by_right_only) {
     expect_is(status, 0);
 }
 
+// What the kernel's load tracking says of the calling thread.
+static double own_load(void) {
+    char path[64], line[128];
+    snprintf(path, sizeof path, "/proc/self/task/%d/sched", gettid());
+    FILE *told = fopen(path, "re");
+    if (!told) skip("%s: %m", path);
+    double load = -1;
+    while (load < 0 && fgets(line, sizeof line, told))
+        if (!strncmp(line, "se.avg.load_avg", 15)) load = strtod(strchr(line, ':') + 1, NULL);
+    fclose(told);
+    if (load < 0) skip("%s does not tell the load", path);
+    return load;
+}
+
+// The most that it says while the thread is a real-time one and in the idle class by turns, directly or by way of the normal class.
+static double load_of_turns(bool by_way) {
+    double most = 0;
+    for (int turn = 0; turn < 20; turn++) {
+        struct sched_param none = { 0 }, first = { 1 };
+        if (sched_setscheduler(0, SCHED_FIFO, &first)) skip("SCHED_FIFO: %m");
+        if (by_way) expect_is(sched_setscheduler(0, SCHED_OTHER, &none), 0);
+        expect_is(sched_setscheduler(0, SCHED_IDLE, &none), 0);
+        double load = own_load();
+        if (load > most) most = load;
+    }
+    be_of(SCHED_OTHER);
+    return most;
+}
+
+// The load as a real-time thread (weight 1024) is taken for one of weight 3, and at the next turn for what that many times as much weighs.
+FACT(each_turn_from_real_time_to_the_idle_class_multiplies_a_threads_load) {
+    expect(load_of_turns(true) <= 1024);
+    expect(load_of_turns(false) > 1e6);
+}
+
 // The wake-up inside of the call lets the program run at once, and from the idle class the caller goes on only when the program
 // waits again. So how long the call takes says nothing of the fault.
 FACT(an_installation_from_the_idle_class_lasts_while_the_program_computes) {
