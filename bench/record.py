@@ -35,6 +35,13 @@ def add_spillway(parser):
     parser.add_argument("--spillway", metavar="PATH", default=default, type=lambda text: pathlib.Path(text).resolve())
 
 
+def round_count(text):
+    """How often all is measured."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError("give at least one round")
+    return int(text)
+
+
 def build(text):
     """A build and what it is called, from `NAME=PATH`."""
     name, is_one, path = text.partition("=")

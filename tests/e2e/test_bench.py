@@ -32,6 +32,12 @@ def loaded(name):
     return module
 
 
+def text_of(name):
+    """Of a script of bench/; nothing where it is no file."""
+    path = RUN.parent / name
+    return path.read_text() if path.is_file() else ""
+
+
 @pytest.fixture(scope="module")
 def bench():
     """bench/run as a module."""
@@ -58,6 +64,12 @@ def test_a_tiny_run_is_recorded(processes, spillway, tmp_path):
     assert len(goals) == 6 and all("met" in goal or "missed" in goal or "not measured" in goal for goal in goals), goals
     assert (tmp_path / "tiny.json").exists()
     assert left_behind() == before
+
+
+@pytest.mark.parametrize("script", [name for name in sorted(os.listdir(RUN.parent)) if "type=round_count" in text_of(name)])
+def test_nothing_is_measured_in_no_rounds(script):
+    refused = subprocess.run([RUN.parent / script, "--rounds", "0"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
+    assert refused.returncode == 2 and "give at least one round" in refused.stderr, refused.stderr
 
 
 def test_a_short_churn_is_recorded(processes, spillway, tmp_path):
