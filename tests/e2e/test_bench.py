@@ -452,7 +452,7 @@ def test_where_the_time_goes_is_measured_and_recorded(processes, servers, spillw
     pool = ["--local", "32M", "--pool", f"tcp://{server.address}"]
     beside = processes.start([spillway.path, "run", "-q", *pool, "--", *walk], stdout=subprocess.DEVNULL)
     words = [REPOSITORY / "bench/profile", "--order", "sequential", "--pool", "local,tcp", "--seconds", "1", "--size", "64"]
-    words += ["--record", "tiny", "--into", tmp_path, "--spillway", spillway.path]
+    words += ["--functions", "--record", "tiny", "--into", tmp_path, "--spillway", spillway.path]
     run = processes.start(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     out, err = run.communicate(timeout=60)
     assert beside.poll() is None
@@ -466,6 +466,8 @@ def test_where_the_time_goes_is_measured_and_recorded(processes, servers, spillw
     assert about["installs pages (UFFDIO_COPY)"] > 0 and abs(sum(about.values()) - threads["the fault thread"]) < 1e-6, one
     assert far["threads_s"]["the memory server"] > 0 and far["fault_thread_s"]["talks to the memory server"] > 0, far
     assert "the memory server" not in threads, one
+    assert any("spillway_core" in function for function in one["functions_s"]), one
+    assert abs(sum(one["functions_s"].values()) - threads["the fault thread"]) < 1e-6, one
 
 
 @pytest.mark.limit(200)

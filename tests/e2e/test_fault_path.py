@@ -1,10 +1,12 @@
-"""What the thread that serves faults must not do, as the kernel's probes see it."""
+"""What the thread that serves faults must not do, as the kernel's probes see it; and where its code lies."""
 
 import contextlib
+import fnmatch
 import os
 import re
 import subprocess
 
+import harness
 import pytest
 from mechanics import Program, threads
 
@@ -50,3 +52,24 @@ def test_faults_are_served_without_an_allocation(processes, spillway, servers, b
     # Ten times a second at most it looks which threads the pager has, which takes some twenty calls.
     most = SECONDS * 10 * 30 + faults / 1000
     assert faults > 5000 and sum(calls) < most, f"{dict(zip(ALLOCATORS, calls, strict=True))} calls in {faults} faults"
+
+
+def test_code_that_a_fault_touches_lies_together(spillway, need):
+    """In a section of its own, all of what the linker script names; a function that is named otherwise now would be missed."""
+    (nm, readelf) = need("nm", "readelf")
+    script = (harness.REPOSITORY / "crates/cli/fault-path.ld").read_text()
+    patterns = [pattern.removeprefix("*(.text.").removesuffix(")") for pattern in re.findall(r"^ +(\*\(.*\))$", script, re.M)]
+    assert len(patterns) > 50
+    sections = subprocess.run([readelf, "-SW", spillway.path], capture_output=True, text=True, check=True).stdout
+    found = re.search(r" \.text\.fault_path +PROGBITS +(\S+) \S+ (\S+)", sections)
+    assert found, "it was linked without the script: see crates/cli/build.rs"
+    start, size = found.groups()
+    section = range(int(start, 16), int(start, 16) + int(size, 16))
+    assert len(section) < 384 << 10, "it is meant to be little"
+    symbols = subprocess.run([nm, "--defined-only", spillway.path], capture_output=True, text=True, check=True).stdout
+    functions = {name: int(at, 16) for at, kind, name in map(str.split, symbols.splitlines()) if kind in "tTwW"}
+    for pattern in patterns:
+        named = fnmatch.filter(functions, pattern)
+        assert named, f"{pattern} names no function any more: `bench/profile --functions` tells which ones a fault calls"
+        away = [name for name in named if functions[name] not in section]
+        assert not away, f"{pattern} has been left elsewhere: {away}"

@@ -3,6 +3,7 @@
 //! A page keeps its [`PageIndex`] when its mapping moves; indices are handed out once and never again, so a stale
 //! index names nothing rather than something else.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::Bound::{Excluded, Included, Unbounded};
 
@@ -47,7 +48,9 @@ impl Region {
 #[derive(Debug, Default)]
 pub struct Regions {
     by_address: BTreeMap<(TargetId, Address), Region>,
-    by_page: BTreeMap<PageIndex, (TargetId, Address)>,
+    by_page: BTreeMap<PageIndex, Region>,
+    /// The one that was found last, as long as nothing changed since: mostly it is asked for again.
+    found: Cell<Option<Region>>,
     next: u64,
     /// What has changed, for the book; none where nobody keeps one.
     changes: Option<Vec<Change>>,
@@ -65,8 +68,12 @@ pub(crate) enum Change {
 impl Regions {
     /// The region that holds `address`.
     pub fn at(&self, target: TargetId, address: Address) -> Option<Region> {
-        let range = (Included((target, Address(0))), Included((target, address)));
-        self.by_address.range(range).next_back().map(|(_, region)| *region).filter(|r| address < r.span.end)
+        let holds =
+            |region: &Region| region.target == target && (region.span.start..region.span.end).contains(&address);
+        self.found(holds, || {
+            let range = (Included((target, Address(0))), Included((target, address)));
+            self.by_address.range(range).next_back().map(|(_, region)| *region)
+        })
     }
 
     /// The region that holds `address`, or the next one of `target` behind it.
@@ -80,9 +87,19 @@ impl Regions {
 
     /// The region that `page` is in; none when its mapping is gone.
     pub fn of_page(&self, page: PageIndex) -> Option<Region> {
-        let (_, key) = self.by_page.range((Unbounded, Included(page))).next_back()?;
-        let region = self.by_address[key];
-        region.address_of(page).map(|_| region)
+        let holds = |region: &Region| region.address_of(page).is_some();
+        self.found(holds, || self.by_page.range((Unbounded, Included(page))).next_back().map(|(_, region)| *region))
+    }
+
+    /// The region that was found last, if it is that again, and else the one that is searched for, if it is that.
+    fn found(&self, holds: impl Fn(&Region) -> bool, search: impl FnOnce() -> Option<Region>) -> Option<Region> {
+        let again = self.found.get().filter(&holds);
+        if again.is_some() {
+            return again;
+        }
+        let region = search().filter(holds)?;
+        self.found.set(Some(region));
+        Some(region)
     }
 
     /// The address at which `page` is mapped, and in which target; none when its mapping is gone.
@@ -184,7 +201,7 @@ impl Regions {
     pub(crate) fn put_back(&mut self, region: Region) -> Option<()> {
         let end = region.first.0.checked_add(region.span.pages())?;
         let before = self.by_page.range(..PageIndex(end)).next_back();
-        let overlaps = before.is_some_and(|(first, key)| first.0 + self.by_address[key].span.pages() > region.first.0);
+        let overlaps = before.is_some_and(|(first, its)| first.0 + its.span.pages() > region.first.0);
         if overlaps || !self.within(region.target, region.span).is_empty() {
             return None;
         }
@@ -195,20 +212,20 @@ impl Regions {
 
     /// Takes the region that begins with this page; none if none does.
     pub(crate) fn take_back(&mut self, first: PageIndex) -> Option<()> {
-        let key = self.by_page.get(&first)?;
-        let region = self.by_address[key];
-        self.take(region);
+        self.take(*self.by_page.get(&first)?);
         Some(())
     }
 
     fn put(&mut self, region: Region) {
         self.changes.iter_mut().for_each(|changes| changes.push(Change::Put(region)));
+        self.found.set(None);
         self.by_address.insert((region.target, region.span.start), region);
-        self.by_page.insert(region.first, (region.target, region.span.start));
+        self.by_page.insert(region.first, region);
     }
 
     fn take(&mut self, region: Region) {
         self.changes.iter_mut().for_each(|changes| changes.push(Change::Take(region.first)));
+        self.found.set(None);
         self.by_address.remove(&(region.target, region.span.start));
         self.by_page.remove(&region.first);
     }
@@ -263,6 +280,22 @@ mod tests {
         regions.add(TARGET, span(2, 6));
         let again = regions.at(TARGET, Address(3 * 4096)).expect("added");
         assert_ne!(again.page_at(Address(3 * 4096)), whole.first.plus(3), "an index is never used twice");
+    }
+
+    #[test]
+    fn what_was_found_last_is_not_found_where_it_is_no_more() {
+        let mut regions = Regions::default();
+        let whole = regions.add(TARGET, span(0, 100))[0];
+        let (address, page) = (Address(50 * 4096), whole.first.plus(50));
+        assert_eq!(regions.at(TARGET, address), Some(whole));
+        assert_eq!((regions.at(TargetId(2), address), regions.at(TARGET, Address(100 * 4096))), (None, None));
+        regions.relocate(TARGET, span(40, 60), Address(200 * 4096));
+        assert_eq!(regions.at(TARGET, address), None);
+        assert_eq!(regions.address_of(page), Some((TARGET, Address(210 * 4096))));
+        regions.remove(TARGET, span(210, 211));
+        assert_eq!(regions.address_of(page), None);
+        assert_eq!(regions.at(TARGET, Address(210 * 4096)), None);
+        assert_eq!(regions.address_of(page.plus(1)), Some((TARGET, Address(211 * 4096))));
     }
 
     #[test]

@@ -49,6 +49,7 @@ use crate::sys::fd::{Bell, Heard, receive_byte};
 use crate::sys::message::MESSAGES;
 use crate::sys::sched::Class;
 use crate::sys::uffd::{Event, Message};
+use crate::tally::Tally;
 use crate::target::{Flight, Target, Waiting};
 use crate::watcher::Request;
 
@@ -224,7 +225,7 @@ impl Driver {
         // As many pages leave the buffers as became local: the reserve stays what it is.
         let came = self.core.local_pages().saturating_sub(local_before);
         self.work(busy, index(came.min(BLOCK_PAGES_MAX)));
-        self.shared.progress.fetch_add(1, Relaxed);
+        Tally::add(&self.shared.progress, 1);
     }
 
     /// How long to wait: not at all while there is work, for ever when there is none.
@@ -358,6 +359,7 @@ impl Driver {
     }
 
     /// A target's events could be read, or could not for want of descriptors or memory.
+    #[inline(never)]
     fn note_unread(&mut self, at: usize, is_unread: bool) {
         if let Some(target) = &mut self.targets[at] {
             target.unread_until_ns = if is_unread { now_ns() + UNREAD_NS } else { 0 };
@@ -437,8 +439,12 @@ impl Driver {
             self.core.forgo_clean(FREES_PER_TURN, |_| u64::MAX);
         }
         self.retry_waiting();
-        self.tend_merging();
-        self.bring_some_home();
+        if self.owes_errands {
+            self.tend_merging();
+        }
+        if !self.leaving.is_empty() {
+            self.bring_some_home();
+        }
         // What was asked for just now may be here, or lost, at once; nothing would announce it.
         self.arrive();
         if self.release.is_some() {

@@ -333,6 +333,7 @@ pub fn portions(spans: impl IntoIterator<Item = Span>) -> Vec<Vec<Span>> {
 impl Driver {
     /// Carries out commands; false when no more will come. What is found of a large process comes in portions, and faults of others
     /// between them.
+    #[inline(never)]
     pub(super) fn obey(&mut self) -> bool {
         loop {
             match self.commands.try_recv() {

@@ -130,9 +130,12 @@ impl Driver {
     /// Where a fault belongs: to a commons, if its address shows one. None if that cannot be told now: it waits.
     pub(super) fn whereabouts(&mut self, at: usize, fault: Waiting) -> Option<(usize, Waiting)> {
         let target = self.targets[at].as_ref()?;
-        if self.commons.is_empty() || target.commons.is_some() {
-            return Some((at, fault));
-        }
+        if self.commons.is_empty() || target.commons.is_some() { Some((at, fault)) } else { self.look_up(at, fault) }
+    }
+
+    #[inline(never)]
+    fn look_up(&mut self, at: usize, fault: Waiting) -> Option<(usize, Waiting)> {
+        let target = self.targets[at].as_ref()?;
         let id = target.id;
         if let Some(found) = self.in_commons(target, fault) {
             return Some(found);
@@ -168,6 +171,7 @@ impl Driver {
 
     /// How many messages of a target may be read now. Where it shares memory, none of a change is read before it was seen what it
     /// is of: `MADV_REMOVE` and `MADV_DONTNEED` are told of in the same words.
+    #[inline(never)]
     pub(super) fn messages_to_read(&mut self, at: usize) -> usize {
         let Some(target) = &self.targets[at] else { return 0 };
         let may_see = !target.has_known_views && !self.commons.is_empty();
@@ -190,6 +194,7 @@ impl Driver {
     }
 
     /// A change of a target was read: what it is of is known now, if it can be.
+    #[inline(never)]
     pub(super) fn look_late(&mut self, at: usize) {
         let Some(target) = &mut self.targets[at] else { return };
         let pid = Some(target.pid).filter(|pid| *pid > 0);
@@ -335,6 +340,7 @@ impl Driver {
     }
 
     /// A thread means to write to a page that was protected while it was to leave.
+    #[inline(never)]
     pub(super) fn unprotect(&mut self, at: usize, fault: Waiting) {
         let Some(target) = &mut self.targets[at] else { return };
         if target.uffd.protect(Span::of_pages(fault.address, 1), false).is_err() {

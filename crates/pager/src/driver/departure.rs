@@ -53,6 +53,7 @@ impl Driver {
     }
 
     /// Brings a few pages of the first tree home that leaves, and lets go of it when none is left outside.
+    #[inline(never)]
     pub(super) fn bring_some_home(&mut self) {
         if self.until_homeward().is_none() {
             return;

@@ -92,6 +92,7 @@ impl Yield {
 
 impl Driver {
     /// Starts a capture, if one is wanted and possible.
+    #[inline(never)]
     pub(super) fn evict(&mut self) {
         if self.yields.is_resting(now_ns()) {
             return;
@@ -249,6 +250,7 @@ impl Driver {
         self.shared.errands_begun.fetch_add(1, Relaxed);
     }
 
+    #[inline(never)]
     pub(super) fn drop_staged(&mut self) {
         for at in 0..self.targets.len() {
             if self.targets[at].as_ref().is_some_and(|target| target.staged && target.may_capture()) {

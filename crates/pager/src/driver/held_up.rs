@@ -133,6 +133,7 @@ impl Driver {
     }
 
     /// Goes on with what was held up, as far as it is not any more.
+    #[inline(never)]
     pub(super) fn go_on_with_calls(&mut self) {
         let held_up = std::mem::take(&mut self.deputy.held_up);
         let mut files: Vec<TargetId> = held_up.iter().map(|(commons, _)| *commons).collect();

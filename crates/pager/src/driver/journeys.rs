@@ -245,6 +245,13 @@ impl Driver {
 
     /// Installs the blocks that are complete, in targets that may be served now.
     pub(super) fn arrive(&mut self) {
+        if self.journeys.are_under_way() {
+            self.end_journeys();
+        }
+    }
+
+    #[inline(never)]
+    fn end_journeys(&mut self) {
         let mut next = 0;
         while let Some(at) = self.journeys.next_from(next) {
             next = at + 1;
@@ -262,6 +269,7 @@ impl Driver {
         }
     }
 
+    #[inline(never)]
     fn end_journey(&mut self, at: usize, journey: &Journey) {
         let mut whole = true;
         let mut served = false;

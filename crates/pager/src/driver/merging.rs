@@ -42,8 +42,9 @@ impl Driver {
     }
 
     /// Sends agents that have nothing to do on their errands.
+    #[inline(never)]
     pub(super) fn tend_merging(&mut self) {
-        if !self.owes_errands || self.release.is_some() {
+        if self.release.is_some() {
             return;
         }
         self.owes_errands = false;

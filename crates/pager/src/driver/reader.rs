@@ -253,21 +253,26 @@ impl Reader {
 
     /// Takes over what was read, if it has been; waits for that if told to. True when nothing is under way any more.
     pub(super) fn finish(&mut self, wait: bool, buffers: &mut Buffers, core: &mut Pager) -> bool {
-        let mut job = match std::mem::replace(&mut self.place, Place::Away) {
-            Place::Done(job) => job,
-            Place::Spare(job) => {
-                self.place = Place::Spare(job);
-                return true;
-            }
+        match self.place {
+            Place::Spare(_) => true,
             Place::Away if wait => {
                 self.hurry();
-                self.done.recv().expect("the reader ends after this")
+                let job = self.done.recv().expect("the reader ends after this");
+                self.take_over(job, buffers, core);
+                true
             }
-            Place::Away => match self.done.try_recv() {
-                Ok(job) => job,
-                Err(_) => return false,
-            },
-        };
+            Place::Away => self.done.try_recv().map(|job| self.take_over(job, buffers, core)).is_ok(),
+            Place::Done(_) => {
+                if let Place::Done(job) = std::mem::replace(&mut self.place, Place::Away) {
+                    self.take_over(job, buffers, core);
+                }
+                true
+            }
+        }
+    }
+
+    #[inline(never)]
+    fn take_over(&mut self, mut job: Job, buffers: &mut Buffers, core: &mut Pager) {
         if std::mem::take(&mut self.hurried) {
             self.put_in(if idle_class_can_be_left() { Class::Idle } else { Class::Normal });
         }
@@ -278,7 +283,6 @@ impl Reader {
             }
         }
         self.place = Place::Spare(job);
-        true
     }
 
     /// For how long the thread may still be left to itself, in nanoseconds; none where it has no batch, or is hurried.

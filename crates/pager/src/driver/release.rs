@@ -45,6 +45,7 @@ pub(super) enum Poisoned {
 
 impl Driver {
     /// Brings a few pages home; when none is left outside, lets go of every target.
+    #[inline(never)]
     pub(super) fn bring_home(&mut self) {
         const PAGES_PER_TURN: usize = 256;
         if self.targets.iter().flatten().any(|target| target.flight != Flight::Idle) {

@@ -84,6 +84,7 @@ impl Driver {
 
     /// Lets the sweep go on by a batch. Every target that has an agent must be ready: pages that were passed over would
     /// not leave in this window.
+    #[inline(never)]
     pub(super) fn sweep(&mut self) {
         let mut equipped = self.targets.iter().flatten().filter(|target| target.agent.is_some());
         if !equipped.all(Target::may_capture) {

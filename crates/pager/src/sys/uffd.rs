@@ -391,14 +391,14 @@ impl Uffd {
     /// As the kernel says; EAGAIN is not an error here.
     pub fn read<'a>(&self, into: &'a mut [Message]) -> io::Result<&'a [Message]> {
         let vector = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: size_of_val(into) };
-        let bytes = if self.of_others {
+        let count = if self.of_others {
             // SAFETY: one vector, of a buffer that is writable for its length; any bytes make a valid Message.
-            unsafe { libc::preadv2(self.as_raw_fd(), &raw const vector, 1, -1, libc::RWF_NOWAIT) }
+            messages(unsafe { libc::preadv2(self.as_raw_fd(), &raw const vector, 1, -1, libc::RWF_NOWAIT) })
         } else {
             // SAFETY: the same buffer.
-            unsafe { libc::read(self.as_raw_fd(), vector.iov_base, vector.iov_len) }
+            messages(unsafe { read(self.as_raw_fd(), vector.iov_base, vector.iov_len) })
         };
-        Ok(&into[..messages(bytes)?])
+        Ok(&into[..count?])
     }
 
     /// The same, by way of words that outlive this process, four for a message: the messages are still there if it is killed
@@ -409,7 +409,7 @@ impl Uffd {
     pub fn read_by_way_of<'a>(&self, words: &[AtomicU64], into: &'a mut [Message]) -> io::Result<&'a [Message]> {
         let bytes = size_of_val(words).min(size_of_val(into));
         // SAFETY: atomics may be written through a shared reference, also by the kernel, for the length given.
-        let read = unsafe { libc::read(self.as_raw_fd(), words.as_ptr().cast_mut().cast(), bytes) };
+        let read = unsafe { read(self.as_raw_fd(), words.as_ptr().cast_mut().cast(), bytes) };
         let count = messages(read)?;
         for (message, words) in into[..count].iter_mut().zip(words.as_chunks().0) {
             let words: &[AtomicU64; 4] = words;
@@ -426,14 +426,24 @@ impl Uffd {
     fn call<T>(&self, request: u64, argument: &mut T) -> io::Result<()> {
         // SAFETY: each request above is paired with the structure that the kernel expects, whose size is asserted; the
         // addresses in it belong to the target or, for a copy's source, to a borrowed slice of ours.
-        let answer = unsafe { libc::ioctl(self.fd.as_raw_fd(), request, std::ptr::from_mut(argument)) };
+        let answer =
+            unsafe { libc::syscall(libc::SYS_ioctl, self.fd.as_raw_fd(), request, std::ptr::from_mut(argument)) };
         if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 }
 
+/// `read`, which in libc is more: it may be cancelled. A fault has no use for that, and each function of libc is in another page.
+///
+/// # Safety
+/// As for [`libc::read`].
+unsafe fn read(fd: RawFd, into: *mut libc::c_void, bytes: usize) -> libc::c_long {
+    // SAFETY: the caller's; the kernel's answer is a number of bytes, or -1.
+    unsafe { libc::syscall(libc::SYS_read, fd, into, bytes) }
+}
+
 /// How many messages a read has given.
-fn messages(read: isize) -> io::Result<usize> {
-    match usize::try_from(read) {
+fn messages(read: impl TryInto<usize>) -> io::Result<usize> {
+    match read.try_into() {
         Ok(bytes) => Ok(bytes / size_of::<Message>()),
         Err(_) => match io::Error::last_os_error() {
             error if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) => Ok(0),
