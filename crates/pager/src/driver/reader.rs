@@ -325,14 +325,12 @@ impl Reader {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::sched::class_and_niceness;
     use spillway_core::PAGE_BYTES;
     use spillway_core::pager::{Budget, Config};
 
-    /// What `/proc` calls the class (proc_pid_stat(5), field 41).
     fn policy(thread: i32) -> i32 {
-        let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).expect("it runs");
-        let behind_the_name = stat.rsplit_once(')').expect("a name").1;
-        behind_the_name.split_whitespace().nth(41 - 3).and_then(|field| field.parse().ok()).expect("a number")
+        class_and_niceness(thread).0
     }
 
     /// So many pages as are read elsewhere.

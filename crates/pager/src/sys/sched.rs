@@ -38,6 +38,9 @@ pub fn current_cpu() -> Option<usize> {
 /// otherwise wait for the end of their slices, 3 ms, whenever it wakes up. It runs for microseconds at a time, so nobody misses
 /// them. Who may not be urgent is in the normal class instead.
 ///
+/// All threads of a pager that are so at all must be: one of them weighs as much as 88 ordinary ones. Wherever it runs, the weight of its
+/// group (autogroup, cgroup) goes, away from the group's ordinary threads on other CPUs, which have a tenth of their share then.
+///
 /// From the urgent class to the idle one a thread goes by way of the normal one. Directly, the kernel takes what the thread weighed as a
 /// real-time one for what it weighs as an idle one (`set_load_weight` sees its old class, `attach_entity_load_avg` its new weight), so
 /// that with each turn it counts for 341 times as much in the load of its group (autogroup, cgroup), and the group's other threads get
@@ -72,6 +75,15 @@ pub fn idle_class_can_be_left() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
     let probe = || set_class(0, Class::Idle).is_ok() && set_class(0, Class::Normal).is_ok();
     *ANSWER.get_or_init(|| std::thread::Builder::new().spawn(probe).is_ok_and(|thread| thread.join().unwrap_or(false)))
+}
+
+/// What `/proc` says of a thread of this process (proc_pid_stat(5), fields 41 and 19).
+#[cfg(test)]
+pub fn class_and_niceness(thread: i32) -> (i32, i32) {
+    let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).expect("it runs");
+    let fields: Vec<&str> = stat.rsplit_once(')').expect("a name").1.split_whitespace().collect();
+    let number = |nth: usize| fields[nth - 3].parse().expect("a number");
+    (number(41), number(19))
 }
 
 fn set_attributes(thread: i32, attributes: &Attributes) -> io::Result<()> {
