@@ -76,6 +76,84 @@ def test_a_wrong_byte_is_told(bench):
     assert re.search(r"came back wrong: [1-9]", (bench.out / "report.html").read_text())
 
 
+# Says a number and more than a pipe holds, whatever becomes of its 50 MiB.
+HASH = "python3 -c 'import hashlib; b = bytearray(range(256)) * 200_000; print([hashlib.sha1(b).hexdigest() for _ in range(3)], 50_000 * \"word\")'"
+
+
+@pytest.mark.limit(150)
+def test_programs_of_the_users_are_compared(bench):
+    before = left_behind(bench.swap)
+    clock = f"{HASH} >/dev/null; date +%s%N"
+    run = bench("--mode", "zram,local", "--program", HASH, "--program", clock)
+    out, err = run.communicate(timeout=140)
+    assert run.returncode == 0, err
+    told = json.loads((bench.out / "results.json").read_text())
+    assert told["cases"] == [] and [of["verified"] for of in told["programs"]] == [True, False], out
+    assert f"{clock[:40]}...: what it says differs from run to run, and was not compared." in out
+    for of, line in zip(told["programs"], (HASH, clock), strict=True):
+        assert of["command"] == line and 50 << 20 <= of["footprint_bytes"] < 90 << 20
+        assert [share["local_percent"] for share in of["shares"]] == [25, 50, 75]
+        for share in of["shares"]:
+            modes = {mode["mode"]: mode for mode in share["modes"]}
+            assert "local" in modes and ("zram" in modes or any("kernel swap, zram" in remark for remark in told["remarks"]))
+            assert modes["local"]["ratio_to"]["native"]["median"] > 1, share
+            assert modes["local"]["rounds"][0]["local_peak_bytes"] <= of["footprint_bytes"] * share["local_percent"] / 100 * 1.05 + (2 << 20)
+    page = (bench.out / "report.html").read_text()
+    charts = re.findall(r"<figcaption>(Slowdown by program: \d+ % local)</figcaption><svg", page)
+    assert charts == [f"Slowdown by program: {share} % local" for share in (75, 50, 25)]
+    assert left_behind(bench.swap) == before
+
+
+def test_a_wrong_result_of_a_program_is_told(bench):
+    """That of one that says whether all of its memory is local."""
+    resident = 'int(open("/proc/self/status").read().split("VmRSS:")[1].split()[0])'
+    run = bench("--mode", "local", "--program", f"python3 -c 'b = bytearray(range(256)) * 200_000; print({resident} > 48_000)'")
+    out, err = run.communicate(timeout=100)
+    assert run.returncode == 1, out + err
+    assert "50 % local: spillway: it said something else than with all of its memory local" in out
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "what"),
+    [
+        ("exit 3", 1, "with all of its memory local: spillway: no result: exit status: 3"),
+        ("echo it broke >&2; exit 3", 1, "exit status: 3: it broke"),
+        ("true", 2, "too little to compare; give it work that needs 32.0 MiB or more"),
+    ],
+)
+def test_programs_that_say_nothing_of_speed_are_refused(bench, line, status, what):
+    run = bench("--program", line)
+    _, err = run.communicate(timeout=50)
+    assert run.returncode == status and what in err.splitlines()[-1], err
+    assert not bench.out.exists()
+
+
+@pytest.mark.parametrize("mode", ["local", "zram"])
+def test_programs_of_the_users_end_with_it(bench, mode):
+    """All of a pipeline, also where one part takes no notice of the first signal."""
+    before = left_behind(bench.swap)
+    stubborn = "trap '' TERM; while :; do sleep 0.1; done"
+    run = bench("--mode", mode, "--program", f"{HASH} | md5sum; test -e {bench.swap}/go || exit 0; ({stubborn}) | ({stubborn}) | sleep 100")
+    said = ""
+    during = {"local": "25 % local: spillway\n", "zram": "25 % local: kernel swap, zram\n"}[mode]
+    while during not in said:
+        line = run.stderr.readline()
+        if "not run: " in line:
+            pytest.skip(line)
+        assert line, said
+        said += line
+        if "round 1" in line and "native" not in line:
+            (bench.swap / "go").touch()
+            during = line
+    eventually(lambda: len(session_members(run.pid)) > 4, "the pipeline", 20)
+    os.kill(run.pid, signal.SIGINT)
+    _, err = run.communicate(timeout=40)
+    assert run.returncode == 128 + signal.SIGINT, err
+    assert eventually(lambda: not session_members(run.pid), "the end of all that was started", 10)
+    (bench.swap / "go").unlink()
+    assert left_behind(bench.swap) == before and not bench.out.exists()
+
+
 @pytest.mark.parametrize(
     ("number", "mode", "during"),
     [

@@ -14,7 +14,9 @@ mod machine;
 mod modes;
 mod order;
 mod plan;
+mod programs;
 mod results;
+mod rounds;
 mod sys;
 mod table;
 pub(crate) mod walk;
@@ -22,17 +24,18 @@ pub(crate) mod walk;
 use crate::failure::{FAILED, Failure};
 use crate::replace::Place;
 use crate::say;
-use child::Stop;
 use machine::Machine;
 use modes::{Bench, Mode};
 use order::Order;
-use plan::{Plan, Work};
+use plan::Plan;
+use programs::Program;
 use results::Results;
+use rounds::measure;
 use spillway_core::size::{Bytes, parse_bytes};
+use std::ffi::OsString;
 use std::fs;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 /// With less, a quarter of it would be too little for a pager, or for a program under the kernel's limit.
 const SIZE_LEAST: u64 = 32 << 20;
@@ -61,6 +64,10 @@ pub(crate) struct Args {
     /// Only these orders of access, with commas between
     #[arg(long, value_enum, value_name = "ORDER,..", value_delimiter = ',')]
     order: Vec<Order>,
+    /// How much longer this program takes, a line for the shell; may be given several times. Instead of the workloads above, unless
+    /// orders are named, too
+    #[arg(long, value_name = "LINE")]
+    program: Vec<OsString>,
     /// Where the file to swap to is put for the while
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     swap_dir: PathBuf,
@@ -85,11 +92,13 @@ pub(crate) fn bench(args: &Args) -> Result<u8, Failure> {
     let files = out.as_deref().map(Files::prepare).transpose()?;
     let inherited = crate::sys::block_signals();
     let mut bench = Bench::new(ours, args.against.clone(), inherited, args.spoil);
-    let (modes, remarks) = modes(args, &plan, &mut bench);
-    let mut results = Results::new(&plan.cases);
+    let programs = programs(args, &bench)?;
+    let size = programs.iter().map(|program| program.footprint).fold(plan.size, u64::max);
+    let (modes, remarks) = modes(args, size, &mut bench);
+    let mut results = Results::new(&plan.cases, &programs);
     results.remarks = remarks;
     results.remarks.extend(machine::busy());
-    measure(&bench, &plan, &modes, &mut results)?;
+    measure(&bench, &plan, &programs, &modes, &mut results)?;
     drop(bench);
     tell(args, &results, &Machine::examine(plan.size), files)?;
     Ok(if results.wrong() + u64::from(results.failures) > 0 { FAILED } else { 0 })
@@ -149,6 +158,22 @@ impl Drop for Files {
     }
 }
 
+/// The programs that are to be compared, once they are known to fit.
+fn programs(args: &Args, bench: &Bench) -> Result<Vec<Program>, Failure> {
+    let programs = Program::examine(bench, &args.program, SIZE_LEAST)?;
+    programs.iter().try_for_each(|program| fits(&program.title(), program.footprint, "give it less to do"))?;
+    Ok(programs)
+}
+
+/// What is compared, what its pool keeps of it, and as much again for everybody else.
+fn fits(what: &str, size: u64, remedy: &str) -> Result<(), Failure> {
+    let Some(available) = crate::serve::available().filter(|available| size > available / 3) else { return Ok(()) };
+    let (size, available) = (Bytes(size), Bytes(available));
+    Err(Failure::refused(format!(
+        "{what} of {size} needs three times as much, and {available} are available: {remedy}"
+    )))
+}
+
 fn plan(args: &Args) -> Result<Plan, Failure> {
     let mut plan = if args.quick { Plan::quick() } else { Plan::full() };
     if let Some(size) = &args.size {
@@ -160,19 +185,17 @@ fn plan(args: &Args) -> Result<Plan, Failure> {
             )));
         }
     }
-    // The workload, what its pool keeps of it, and as much again for everybody else.
-    if let Some(available) = crate::serve::available().filter(|available| plan.size > available / 3) {
-        let (size, available) = (Bytes(plan.size), Bytes(available));
-        return Err(Failure::refused(format!(
-            "a workload of {size} needs three times as much, and {available} are available: give --size less"
-        )));
+    fits("a workload", plan.size, "give --size less")?;
+    if !args.program.is_empty() {
+        // A round of them may take longer than all else.
+        plan.rounds.1 = 1;
     }
     if let Some(rounds) = args.rounds {
         plan.set_rounds(rounds);
     }
-    if !args.order.is_empty() {
+    if !args.order.is_empty() || !args.program.is_empty() {
         plan.cases.retain(|case| args.order.contains(&case.order));
-        if plan.cases.is_empty() {
+        if plan.cases.is_empty() && !args.order.is_empty() {
             return Err(Failure::refused(
                 "--quick has no such order: give uniform, zipf or sequential, or leave --quick out",
             ));
@@ -182,110 +205,16 @@ fn plan(args: &Args) -> Result<Plan, Failure> {
 }
 
 /// Those that can run here; why not, for the others.
-fn modes(args: &Args, plan: &Plan, bench: &mut Bench) -> (Vec<Mode>, Vec<String>) {
+fn modes(args: &Args, size: u64, bench: &mut Bench) -> (Vec<Mode>, Vec<String>) {
     let asked =
         Mode::ALL.into_iter().filter(|mode| args.mode.is_empty() || *mode == Mode::Native || args.mode.contains(mode));
     let (mut able, mut remarks) = (Vec::new(), Vec::new());
     for mode in asked.chain(args.against.is_some().then_some(Mode::Base)) {
-        match bench.prepare(mode, plan.size, &args.swap_dir) {
+        match bench.prepare(mode, size, &args.swap_dir) {
             Ok(()) => able.push(mode),
             Err(why) => remarks.push(format!("not run: {}: {why}", mode.title())),
         }
     }
     remarks.iter().for_each(|remark| say::note(format!("bench: {remark}")));
     (able, remarks)
-}
-
-/// How much later than another process of the group this one may get a signal that was sent to all.
-const SIGNAL_LATE: Duration = Duration::from_millis(200);
-
-/// Waits for such a signal, whatever else comes.
-fn heed_late() -> Result<(), Stop> {
-    let until = Instant::now() + SIGNAL_LATE;
-    while let Some(left) = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
-        child::heed(left)?;
-    }
-    Ok(())
-}
-
-/// All rounds: in each, every case, and in each of these every mode.
-fn measure(bench: &Bench, plan: &Plan, modes: &[Mode], results: &mut Results) -> Result<(), Failure> {
-    let (began, mut last, mut done) = (Instant::now(), Duration::ZERO, 0);
-    let mut progress = Progress::new(plan.guess(modes));
-    'rounds: while plan.goes_on(done, began.elapsed(), last) {
-        let round = Instant::now();
-        for (number, &case) in plan.cases.iter().enumerate() {
-            if began.elapsed() > plan.budget {
-                let said =
-                    format!("this machine was slower than expected: round {} ended before {}", done + 1, case.title());
-                results.remarks.push(said);
-                break 'rounds;
-            }
-            let work = Work::of(plan, case);
-            // Whoever is first finds colder caches: the order changes from round to round.
-            let turn = done as usize % modes.len();
-            for &mode in modes[turn..].iter().chain(&modes[..turn]) {
-                progress.show(&format!("round {}: {}: {}", done + 1, case.title(), mode.title()));
-                child::heed(Duration::ZERO).map_err(Failure::from)?;
-                match bench.run(mode, &work) {
-                    Err(stop @ Stop::Signal(_)) => return Err(stop.into()),
-                    Err(Stop::Failed(why)) => {
-                        // A key on the terminal reaches all that was started, and some of it before us.
-                        heed_late().map_err(Failure::from)?;
-                        results.add(number, mode, Err(why));
-                    }
-                    Ok(run) => results.add(number, mode, Ok(run)),
-                }
-            }
-        }
-        (last, done) = (round.elapsed(), done + 1);
-        if plan.goes_on(done, began.elapsed(), last) {
-            progress.note(&format!("round {done} took {} s; it goes on", last.as_secs()));
-            progress.guess = began.elapsed() + plan.left(done, began.elapsed(), last);
-        }
-    }
-    results.cases.retain(|case| !case.modes.is_empty());
-    Ok(())
-}
-
-/// What is being done: one line that is overwritten on a terminal, a line a step anywhere else.
-struct Progress {
-    terminal: bool,
-    width: usize,
-    began: Instant,
-    guess: Duration,
-}
-
-impl Progress {
-    fn new(guess: Duration) -> Self {
-        say::note(format!(
-            "bench: this takes about {} s; Ctrl-C ends it and leaves nothing behind",
-            guess.as_secs().max(1)
-        ));
-        Self { terminal: io::stderr().is_terminal(), width: 0, began: Instant::now(), guess }
-    }
-
-    fn show(&mut self, what: &str) {
-        let text = format!("{:3} of about {} s: {what}", self.began.elapsed().as_secs(), self.guess.as_secs().max(1));
-        if self.terminal {
-            let _ = write!(io::stderr(), "\r{text:<0$}", self.width);
-            self.width = text.len();
-        } else {
-            say::note(format!("bench: {text}"));
-        }
-    }
-
-    fn note(&mut self, text: &str) {
-        if !self.terminal {
-            say::note(format!("bench: {text}"));
-        }
-    }
-}
-
-impl Drop for Progress {
-    fn drop(&mut self) {
-        if self.width > 0 {
-            let _ = writeln!(io::stderr());
-        }
-    }
 }

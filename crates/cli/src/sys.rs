@@ -169,6 +169,14 @@ pub(crate) fn send(pid: i32, signal: i32) {
     }
 }
 
+/// Sends a signal to a process group that a child of ours leads; one that is gone is not an error here.
+pub(crate) fn send_group(leader: i32, signal: i32) {
+    if leader > 1 {
+        // SAFETY: kill touches no memory of ours; the number names one group, neither ours (0) nor everybody (-1).
+        unsafe { libc::kill(-leader, signal) };
+    }
+}
+
 /// What happened to a child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {

@@ -1,15 +1,21 @@
 //! Results as charts, in SVG.
 
 use super::modes::Mode;
+use super::programs::Timings;
 use super::results::{Compared, Results, Runs};
 use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
-use std::collections::BTreeMap;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 
 const SIZE: (u32, u32) = (720, 380);
 /// What the lines of a chart are: by mode, points from left to right.
 type Lines = BTreeMap<Mode, Vec<(f64, f64)>>;
+/// What its bars are: by program, one for each mode.
+type Bars<'a> = Vec<(&'a str, BTreeMap<Mode, f64>)>;
+/// So much of a program's line stands below its bars.
+const BAR_CHARACTERS: usize = 24;
 
 /// A chart and what it shows.
 pub(super) struct Chart {
@@ -52,7 +58,72 @@ pub(super) fn all(results: &Results) -> Result<Vec<Chart>, Box<dyn Error>> {
             charts.push(Chart { heading: format!("Slowdown by local share: {workload}"), svg });
         }
     }
+    charts.extend(slowdowns(&results.programs)?);
     Ok(charts)
+}
+
+/// How many times as long programs take as with all of their memory local: a chart for each share, a group of bars for each program.
+fn slowdowns(programs: &[Timings]) -> Result<Vec<Chart>, Box<dyn Error>> {
+    let all: Vec<_> = programs.iter().map(|program| (program.title(), program.slowdowns())).collect();
+    let shares: BTreeSet<u64> = programs.iter().flat_map(|program| program.shares.keys().copied()).collect();
+    let chart = |share: u64| {
+        let of_share: Bars<'_> = all
+            .iter()
+            .map(|(title, modes)| {
+                let bars = modes.iter().filter_map(|(mode, by_share)| Some((*mode, by_share.get(&share)?.median)));
+                (*title, bars.collect())
+            })
+            .collect();
+        Ok(Chart { heading: format!("Slowdown by program: {share} % local"), svg: bars(&of_share)? })
+    };
+    shares.into_iter().rev().map(chart).collect()
+}
+
+fn bars(of: &Bars<'_>) -> Result<String, Box<dyn Error>> {
+    let values = of.iter().flat_map(|(_, modes)| modes.values());
+    // Room above the tallest for the legend.
+    let most = values.copied().fold(1.0, f64::max) * 1.6;
+    let modes: BTreeSet<Mode> = of.iter().flat_map(|(_, modes)| modes.keys().copied()).collect();
+    let mut svg = String::new();
+    let root = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
+    root.fill(&WHITE)?;
+    let mut chart = ChartBuilder::on(&root)
+        .margin(14)
+        .x_label_area_size(42)
+        .y_label_area_size(70)
+        .build_cartesian_2d(0.0..of.len() as f64, 0.0..most)?;
+    chart.configure_mesh().disable_x_mesh().disable_x_axis().y_desc("times as long as with all local").draw()?;
+    let width = 0.8 / modes.len().max(1) as f64;
+    for (place, mode) in modes.iter().enumerate() {
+        let colour = colour(*mode);
+        let drawn = chart.draw_series(of.iter().enumerate().filter_map(|(program, (_, modes))| {
+            let left = program as f64 + 0.1 + width * place as f64;
+            Some(Rectangle::new([(left, 0.0), (left + width * 0.9, *modes.get(mode)?)], colour.filled()))
+        }))?;
+        drawn.label(mode.title()).legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 20, y + 5)], colour.filled()));
+    }
+    chart.draw_series(of.iter().enumerate().map(|(program, (title, _))| {
+        let middle = TextStyle::from(("sans-serif", 13)).pos(Pos::new(HPos::Center, VPos::Top));
+        EmptyElement::at((program as f64 + 0.5, 0.0)) + Text::new(shortened(title), (0, 8), middle)
+    }))?;
+    let one = [(0.0, 1.0), (of.len() as f64, 1.0)];
+    chart.draw_series(LineSeries::new(one, BLACK.mix(0.6)))?;
+    let place = SeriesLabelPosition::UpperRight;
+    chart.configure_series_labels().position(place).background_style(WHITE.mix(0.8)).border_style(BLACK).draw()?;
+    root.present()?;
+    drop(chart);
+    drop(root);
+    Ok(svg)
+}
+
+/// A title that several fit beside each other.
+fn shortened(title: &str) -> String {
+    title.chars().take(BAR_CHARACTERS).collect()
+}
+
+/// That of a mode in every chart.
+fn colour(mode: Mode) -> PaletteColor<Palette99> {
+    Palette99::pick(mode as usize)
 }
 
 fn by_share(cases: &[&Compared], figure: impl Fn(&Runs, Option<&Runs>) -> Option<f64>) -> Lines {
@@ -129,7 +200,7 @@ where
         .y_label_formatter(&|value| label(*value))
         .draw()?;
     for (mode, line) in lines {
-        let colour = Palette99::pick(*mode as usize).stroke_width(2);
+        let colour = colour(*mode).stroke_width(2);
         let drawn = chart.draw_series(LineSeries::new(line.iter().copied(), colour))?;
         drawn.label(mode.title()).legend(move |(x, y)| PathElement::new(vec![(x, y), (x + 20, y)], colour));
     }
@@ -176,6 +247,20 @@ mod tests {
             headings[2..],
             ["Throughput by local share: zipf, 30 % writes", "Slowdown by local share: zipf, 30 % writes"]
         );
+    }
+
+    #[test]
+    fn every_program_has_a_bar_for_every_mode() {
+        let mut results = Results::new(&[], &[]);
+        results.programs.extend([super::super::programs::tests::timings(), super::super::programs::tests::timings()]);
+        let charts = all(&results).expect("drawn");
+        assert_eq!(charts.len(), 1);
+        assert_eq!(charts[0].heading, "Slowdown by program: 50 % local");
+        // Two, and one in the legend; its frame has no colour of a mode.
+        let (r, g, b) = colour(Mode::Local).rgb();
+        let filled = format!("fill=\"#{r:02X}{g:02X}{b:02X}\"");
+        assert_eq!(charts[0].svg.matches(&filled).count(), 3, "{}", charts[0].svg);
+        assert_eq!(charts[0].svg.matches("sort &lt;x").count(), 2);
     }
 
     #[test]

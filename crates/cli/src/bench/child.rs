@@ -5,13 +5,19 @@
 
 use crate::failure::Failure;
 use crate::sys::{self, Change, Inherited};
+use std::collections::hash_map::DefaultHasher;
+use std::hash::Hasher;
 use std::io::{Read, Write};
+use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 /// How long a program may take to end when it is asked to.
 const GRACE: Duration = Duration::from_secs(5);
+/// So much of the end of what a program said is kept.
+const KEPT_BYTES: usize = 64 << 10;
 /// Between looks at what tells no signal.
 const TICK: Duration = Duration::from_millis(100);
 
@@ -67,6 +73,8 @@ pub(super) struct Child {
     inner: std::process::Child,
     pid: i32,
     name: String,
+    /// It is one of several, in a process group of their own.
+    group: bool,
     ended: Option<ExitStatus>,
 }
 
@@ -75,17 +83,52 @@ pub(super) struct Ended {
     pub(super) status: ExitStatus,
     pub(super) out: String,
     pub(super) err: String,
+    /// A hash of all that it said on standard output.
+    pub(super) said: u64,
+    /// The kernel killed a process of it for lack of memory.
+    pub(super) starved: bool,
+}
+
+/// What a stream said: the end of it, and a hash of all.
+struct Heard {
+    end: Vec<u8>,
+    hash: u64,
+}
+
+/// Hears a stream up to its end, on a thread of its own, as a program must not wait for us to read.
+fn hear(mut stream: impl Read + Send + 'static) -> Receiver<Heard> {
+    let (tell, heard) = channel();
+    std::thread::spawn(move || {
+        let (mut end, mut hasher, mut bytes) = (Vec::new(), DefaultHasher::new(), [0; 4096]);
+        // What cannot be read has ended.
+        while let Ok(count @ 1..) = stream.read(&mut bytes) {
+            hasher.write(&bytes[..count]);
+            end.extend_from_slice(&bytes[..count]);
+            end.drain(..end.len().saturating_sub(KEPT_BYTES));
+        }
+        // Nobody may want to know any more.
+        let _ = tell.send(Heard { end, hash: hasher.finish() });
+    });
+    heard
 }
 
 impl Child {
-    /// Starts a program. It must say less than a pipe holds.
+    /// Starts a program and its children, out of reach of the terminal's keys: they end with it.
+    pub(super) fn start_group(mut command: Command, inherited: Inherited) -> Result<Self, Stop> {
+        command.process_group(0);
+        let mut leader = Self::start(command, inherited)?;
+        leader.group = true;
+        Ok(leader)
+    }
+
+    /// Starts a program. It must say less than a pipe holds before it is waited for.
     pub(super) fn start(mut command: Command, inherited: Inherited) -> Result<Self, Stop> {
         let name = command.get_program().to_string_lossy().into_owned();
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         sys::prepare_target(&mut command, inherited);
         let inner = command.spawn().map_err(|error| Stop::failed(format!("{name}: {}", crate::say::error(&error))))?;
         let pid = i32::try_from(inner.id()).unwrap_or(0);
-        Ok(Self { inner, pid, name, ended: None })
+        Ok(Self { inner, pid, name, group: false, ended: None })
     }
 
     /// Its process.
@@ -133,19 +176,29 @@ impl Child {
     /// Waits for its end. One that takes longer than `limit` is ended.
     pub(super) fn finish(mut self, limit: Duration) -> Result<Ended, Stop> {
         let until = Instant::now() + limit;
+        let streams = self.inner.stdout.take().map(hear).zip(self.inner.stderr.take().map(hear));
         while !self.has_ended() {
             if Instant::now() > until {
                 return Err(Stop::failed(format!("{} took longer than {} s", self.name, limit.as_secs())));
             }
             heed(TICK)?;
         }
-        let (mut out, mut err) = (String::new(), String::new());
-        if let (Some(stdout), Some(stderr)) = (self.inner.stdout.as_mut(), self.inner.stderr.as_mut()) {
-            let read = stdout.read_to_string(&mut out).and_then(|_| stderr.read_to_string(&mut err));
-            read.map_err(|error| Stop::failed(format!("{} said nothing readable: {error}", self.name)))?;
-        }
+        let heard = streams.and_then(|(out, err)| out.recv_timeout(GRACE).ok().zip(err.recv_timeout(GRACE).ok()));
+        let Some((out, err)) = heard else {
+            self.signal(libc::SIGKILL);
+            return Err(Stop::failed(format!("{} left something running that may still say more", self.name)));
+        };
         let status = self.ended.ok_or_else(|| Stop::failed("it has not ended"))?;
-        Ok(Ended { status, out, err })
+        let text = |heard: &Heard| String::from_utf8_lossy(&heard.end).into_owned();
+        Ok(Ended { status, out: text(&out), err: text(&err), said: out.hash, starved: false })
+    }
+
+    fn signal(&self, number: i32) {
+        if self.group {
+            sys::send_group(self.pid, number);
+        } else {
+            sys::send(self.pid, number);
+        }
     }
 
     fn has_ended(&mut self) -> bool {
@@ -171,10 +224,11 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
+        let ended_by_itself = self.has_ended();
         for signal in [libc::SIGTERM, libc::SIGKILL] {
             let until = Instant::now() + GRACE;
             while !self.has_ended() {
-                sys::send(self.pid, signal);
+                self.signal(signal);
                 if Instant::now() > until {
                     break;
                 }
@@ -185,6 +239,10 @@ impl Drop for Child {
                     WISH.store(number, Relaxed);
                 }
             }
+        }
+        if self.group && !ended_by_itself {
+            // Others of it may have heeded the first signal less than their leader did.
+            self.signal(libc::SIGKILL);
         }
     }
 }

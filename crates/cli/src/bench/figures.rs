@@ -36,6 +36,19 @@ pub(super) struct Figures {
     pub(super) histogram_ns: Vec<(u64, u64)>,
 }
 
+/// One run of a program of the user's, which ended well.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Timed {
+    /// From its start to its end, under Spillway with the pager's own.
+    pub(super) seconds: f64,
+    /// A hash of what it wrote to standard output.
+    #[serde(skip)]
+    pub(super) said: u64,
+    /// As in [`Figures`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) local_peak_bytes: Option<u64>,
+}
+
 /// An empty histogram of nanoseconds, to one per cent.
 pub(super) fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, LONGEST_NS, 2).expect("bounds that make sense")

@@ -3,6 +3,7 @@
 use super::charts::Chart;
 use super::machine::Machine;
 use super::modes::Mode;
+use super::programs::Timings;
 use super::results::{Compared, Results, SHOWN};
 use super::table::{number, spread};
 use std::fmt::Write;
@@ -20,16 +21,22 @@ pub(super) fn page(results: &Results, charts: &[Chart], machine: &Machine) -> St
          <body>\n<h1>What Spillway costs and gives on this machine</h1>\n<p>{}</p>\n",
         escape(&machine.line())
     );
-    html += &format!(
-        "<p>One program touches {} in a known order and verifies what it reads: with all of its memory local, under the kernel's \
-         swap, and under Spillway, in turn. Rounds: {}. Medians; between which values the rounds were stands below in small. \
-         Microseconds but for accesses per second. A ratio is of two runs of one round.</p>\n",
-        escape(&machine.size),
-        results.rounds(),
-    );
-    let wrong = results.wrong();
-    let class = if wrong > 0 { " class=\"bad\"" } else { "" };
-    let _ = writeln!(html, "<p{class}>Words and pages that came back wrong: {wrong}.</p>");
+    let _ =
+        writeln!(html, "<p>Rounds: {}, everything in turn. A ratio is of two runs of one round.</p>", results.rounds());
+    if !results.cases.is_empty() {
+        html += &format!(
+            "<p>One program touches {} in a known order and verifies what it reads: with all of its memory local, under the kernel's \
+             swap, and under Spillway. Medians; between which values the rounds were stands below in small. Microseconds but for \
+             accesses per second.</p>\n",
+            escape(&machine.size),
+        );
+        let wrong = results.wrong();
+        let _ = writeln!(html, "<p{}>Words and pages that came back wrong: {wrong}.</p>", class(wrong > 0));
+    }
+    if !results.programs.is_empty() {
+        html += "<p>Programs of yours: how many times as long they take as with all of their memory local, median and spread.</p>\n";
+        results.unverified_words().iter().for_each(|words| html += &format!("<p>{}</p>\n", escape(words)));
+    }
     results.repeated_words().iter().for_each(|words| html += &format!("<p>{words}</p>\n"));
     if !results.remarks.is_empty() {
         html += "<ul>";
@@ -37,6 +44,7 @@ pub(super) fn page(results: &Results, charts: &[Chart], machine: &Machine) -> St
         html += "</ul>\n";
     }
     results.cases.iter().for_each(|case| html += &table(case));
+    results.programs.iter().for_each(|program| html += &slowdowns(program));
     for Chart { heading, svg } in charts {
         let _ = writeln!(html, "<figure><figcaption>{}</figcaption>{svg}</figure>", escape(heading));
     }
@@ -51,8 +59,7 @@ fn table(case: &Compared) -> String {
     yardsticks.iter().for_each(|mode| html += &format!("<th>mean to {}</th>", mode.name()));
     html += "</tr>\n";
     for (mode, runs) in &case.modes {
-        let class = if mode.is_kernel() || *mode == Mode::Native { "" } else { " class=\"ours\"" };
-        html += &format!("<tr{class}><td>{}</td>", mode.title());
+        html += &format!("<tr{}><td>{}</td>", ours(*mode), mode.title());
         for (_, _, figure) in SHOWN {
             let cell = runs.median(figure).map_or("-".into(), |of| {
                 format!("{}<br><small>{}..{}</small>", number(of.median), number(of.min), number(of.max))
@@ -67,6 +74,31 @@ fn table(case: &Compared) -> String {
         html += "</tr>\n";
     }
     html + "</table>\n"
+}
+
+fn slowdowns(program: &Timings) -> String {
+    let mut html = format!("<h2>{}</h2>\n<table><tr><th></th>", escape(&program.heading()));
+    let shares = || program.shares.keys().rev();
+    shares().for_each(|share| html += &format!("<th>{share} % local</th>"));
+    html += "</tr>\n";
+    for (mode, by_share) in program.slowdowns() {
+        html += &format!("<tr{}><td>{}</td>", ours(mode), mode.title());
+        shares().for_each(|share| {
+            html += &format!("<td>{}</td>", by_share.get(share).copied().map_or("-".into(), spread));
+        });
+        html += "</tr>\n";
+    }
+    html + "</table>\n"
+}
+
+/// How the row of a mode is marked.
+fn ours(mode: Mode) -> &'static str {
+    if mode.is_kernel() || mode == Mode::Native { "" } else { " class=\"ours\"" }
+}
+
+/// How a line is marked that tells of something bad.
+fn class(bad: bool) -> &'static str {
+    if bad { " class=\"bad\"" } else { "" }
 }
 
 fn escape(text: &str) -> String {
@@ -89,5 +121,12 @@ mod tests {
         }
         assert!(page.contains("&lt;no&gt; &quot;zram&quot;") && page.contains("4.00 (3.00..5.00)"), "{page}");
         assert_eq!(page.matches("<svg").count(), 1);
+        results.programs.push(super::super::programs::tests::timings());
+        let page = super::page(&results, &charts::all(&results).expect("drawn"), &Machine::examine(64 << 20));
+        assert!(
+            page.contains("<h2>sort &lt;x | wc: 64.0 MiB of memory, 2.00 s") && page.contains("3.00 (3.00..3.00)"),
+            "{page}"
+        );
+        assert_eq!(page.matches("<svg").count(), 2);
     }
 }

@@ -80,6 +80,16 @@ impl Cgroup {
     pub(super) fn enter(&self, pid: i32) -> io::Result<()> {
         fs::write(self.0.join("cgroup.procs"), pid.to_string())
     }
+
+    /// Whether the kernel has killed one of its processes for lack of memory.
+    pub(super) fn has_starved(&self) -> bool {
+        // Of version 2, and of version 1.
+        let told = ["memory.events", "memory.oom_control"].map(|file| fs::read_to_string(self.0.join(file)));
+        told.into_iter().flatten().any(|told| {
+            let killed = told.lines().find_map(|line| line.strip_prefix("oom_kill "));
+            killed.is_some_and(|count| count.trim() != "0")
+        })
+    }
 }
 
 impl Drop for Cgroup {

@@ -3,18 +3,17 @@
 //! Invariant: a mode gives the workload the same budget as any other, and undoes what it set up before the next one begins.
 
 use super::child::{Child, Ended, Stop};
-use super::figures::Figures;
+use super::figures::{Figures, Timed};
 use super::kernel::{Cgroup, Hierarchy, Swap, SwapFile, mkswap_lacks, zram_lacks};
 use super::plan::Work;
 use crate::sys::{self, Inherited};
 use crate::{pool, say};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
 use std::net::{TcpListener, TcpStream};
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longest time for one run, before it counts as hung.
 const RUN_LONGEST: Duration = Duration::from_secs(180);
@@ -75,10 +74,32 @@ impl Mode {
     }
 }
 
+/// What runs in a mode.
+pub(super) struct Job {
+    /// Bytes of its memory, and how many of these may be local.
+    size: u64,
+    local: u64,
+    /// The program, with its words. It reads a line before it begins.
+    words: Vec<OsString>,
+    /// It has processes of its own to end.
+    group: bool,
+    /// After so long it counts as hung.
+    longest: Duration,
+}
+
+impl Job {
+    /// A line for the shell, which reads nothing.
+    pub(super) fn line(line: &OsStr, size: u64, local: u64, longest: Duration) -> Self {
+        let begin = r#"read -r _; exec sh -c "$1" </dev/null"#;
+        let words = ["sh".as_ref(), "-c".as_ref(), begin.as_ref(), "spillway-bench".as_ref(), line];
+        Self { size, local, words: words.map(OsString::from).to_vec(), group: true, longest: longest.max(RUN_LONGEST) }
+    }
+}
+
 /// A run that ended well, and how often it had to begin again: because the kernel had killed it, or, under Spillway, because it
 /// was over before a pager had managed it, so that it measured nothing.
-pub(super) struct Run {
-    pub(super) figures: Figures,
+pub(super) struct Run<F = Figures> {
+    pub(super) figures: F,
     pub(super) repeated: u32,
 }
 
@@ -141,88 +162,126 @@ impl Bench {
 
     /// Runs the workload once.
     pub(super) fn run(&self, mode: Mode, work: &Work) -> Result<Run, Stop> {
+        let job = self.workload(work);
+        self.run_until(mode, &job, "give --size more", |_, ended| {
+            let mut figures = figures(ended)?;
+            figures.local_peak_bytes = counter(ended, "burst_peak_bytes");
+            Some(figures)
+        })
+    }
+
+    /// Runs a program of the user's once, to a good end.
+    pub(super) fn run_program(&self, mode: Mode, job: &Job) -> Result<Run<Timed>, Stop> {
+        self.run_until(mode, job, "give a program that takes longer", |took, ended| {
+            let local_peak_bytes = counter(ended, "burst_peak_bytes");
+            ended.status.success().then_some(Timed { seconds: took.as_secs_f64(), said: ended.said, local_peak_bytes })
+        })
+    }
+
+    /// The most memory that a program has which Spillway could place elsewhere, and a hash of what it said.
+    pub(super) fn footprint(&self, job: &Job) -> Result<(u64, u64), Stop> {
+        let ended = self.under_spillway(Mode::Local, job, "all", pool::DEFAULT)?;
+        let most = counter(&ended, "local_peak_bytes").filter(|_| ended.status.success());
+        most.map(|most| (most, ended.said)).ok_or_else(|| Stop::failed(why(Mode::Local, &ended)))
+    }
+
+    /// Runs until it ends with `figures`, a few times at most where it was no fault of the program's that it did not.
+    fn run_until<F>(
+        &self,
+        mode: Mode,
+        job: &Job,
+        remedy: &str,
+        figures: impl Fn(Duration, &Ended) -> Option<F>,
+    ) -> Result<Run<F>, Stop> {
         let mut repeated = 0;
         loop {
-            let ended = self.run_once(mode, work)?;
-            let again = match figures(&ended) {
-                Some(mut figures) if mode.is_kernel() || mode == Mode::Native || evicted(&ended) => {
-                    figures.local_peak_bytes = counter(&ended, "burst_peak_bytes");
+            let began = Instant::now();
+            let ended = self.run_once(mode, job)?;
+            let last = repeated + 1 == TRIES;
+            match figures(began.elapsed(), &ended).filter(|_| !ended.starved) {
+                Some(figures) if mode.is_kernel() || mode == Mode::Native || evicted(&ended) => {
                     return Ok(Run { figures, repeated });
                 }
-                Some(_) => true,
-                None => mode.is_kernel() && ended.status.signal() == Some(libc::SIGKILL),
-            };
-            if !again || repeated + 1 == TRIES {
-                return Err(Stop::failed(why(mode, &ended)));
+                Some(_) if last => {
+                    let early = "it was over before a pager had managed it";
+                    return Err(Stop::failed(format!("{}: {early}: {remedy}", mode.title())));
+                }
+                None if last || !ended.starved => return Err(Stop::failed(why(mode, &ended))),
+                // It was too early for a pager, or too large for the kernel.
+                Some(_) | None => {}
             }
             repeated += 1;
         }
     }
 
-    fn run_once(&self, mode: Mode, work: &Work) -> Result<Ended, Stop> {
+    fn run_once(&self, mode: Mode, job: &Job) -> Result<Ended, Stop> {
+        let local = job.local.to_string();
         match mode {
-            Mode::Native => self.finish(self.start(self.workload(work, &[]))?),
-            Mode::Zram | Mode::File => self.under_kernel(mode, work),
-            Mode::Local | Mode::Base => self.under_spillway(mode, work, pool::DEFAULT),
+            Mode::Native => self.finish(self.start_job(job, &[])?, job),
+            Mode::Zram | Mode::File => self.under_kernel(mode, job),
+            Mode::Local | Mode::Base => self.under_spillway(mode, job, &local, pool::DEFAULT),
             Mode::Tcp => {
-                let (_server, url) = self.serve(work)?;
-                self.under_spillway(mode, work, &url)
+                let (_server, url) = self.serve(job)?;
+                self.under_spillway(mode, job, &local, &url)
             }
             Mode::Memcached => {
-                let (_server, url) = self.memcached(work)?;
-                self.under_spillway(mode, work, &url)
+                let (_server, url) = self.memcached(job)?;
+                self.under_spillway(mode, job, &local, &url)
             }
         }
     }
 
-    fn under_kernel(&self, mode: Mode, work: &Work) -> Result<Ended, Stop> {
+    fn under_kernel(&self, mode: Mode, job: &Job) -> Result<Ended, Stop> {
         let broken = |error| Stop::failed(format!("{}: {}", mode.title(), say::error(&error)));
         let groups = self.groups.as_ref().ok_or_else(|| Stop::failed("no cgroup"))?;
         let swap = match &self.swap_file {
             Some(file) if mode == Mode::File => Swap::on_file(file),
-            _ => Swap::on_zram(work.size + BESIDES_BYTES),
+            _ => Swap::on_zram(job.size + BESIDES_BYTES),
         };
         // It stays on until the program and its cgroup have ended.
         let _swap = swap.map_err(broken)?;
-        let group = Cgroup::make(groups, work.local).map_err(broken)?;
-        let child = self.start(self.workload(work, &[]))?;
+        let group = Cgroup::make(groups, job.local).map_err(broken)?;
+        let child = self.start_job(job, &[])?;
         group.enter(child.pid()).map_err(broken)?;
-        self.finish(child)
+        let ended = self.finish(child, job)?;
+        Ok(Ended { starved: group.has_starved(), ..ended })
     }
 
-    fn under_spillway(&self, mode: Mode, work: &Work, pool: &str) -> Result<Ended, Stop> {
+    fn under_spillway(&self, mode: Mode, job: &Job, local: &str, pool: &str) -> Result<Ended, Stop> {
         let spillway = if mode == Mode::Base { self.base.as_deref() } else { None }.unwrap_or(&self.ours);
-        let local = work.local.to_string();
-        let before = [spillway.as_os_str(), "run".as_ref(), "-q".as_ref(), "--local".as_ref(), local.as_ref()];
-        let before: Vec<OsString> = before.into_iter().map(OsString::from).collect();
-        // Its counters: after all that the workload may have said.
-        let pool: [OsString; 5] = ["--pool", pool, "--stats", "/dev/stderr", "--"].map(OsString::from);
-        self.finish(self.start(self.workload(work, &[before, pool.into()].concat()))?)
+        // Its counters: after all that the program may have said.
+        let words = ["run", "-q", "--local", local, "--pool", pool, "--stats", "/dev/stderr", "--"].map(OsString::from);
+        let words = [&[spillway.as_os_str().to_owned()], &words[..]].concat();
+        self.finish(self.start_job(job, &words)?, job)
     }
 
-    /// The workload, with words before it.
-    fn workload(&self, work: &Work, before: &[OsString]) -> Command {
-        let mut words = before.to_vec();
-        words.extend([self.ours.clone().into_os_string(), "bench-walk".into(), "--wait".into()]);
+    fn workload(&self, work: &Work) -> Job {
+        let mut words = vec![self.ours.clone().into_os_string(), "bench-walk".into(), "--wait".into()];
         words.extend(work.words().into_iter().map(OsString::from));
         words.extend(self.spoil.then(|| "--spoil".into()));
+        Job { size: work.size, local: work.local, words, group: false, longest: RUN_LONGEST }
+    }
+
+    /// Starts a job, with words before it.
+    fn start_job(&self, job: &Job, before: &[OsString]) -> Result<Child, Stop> {
+        let words = [before, &job.words].concat();
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]);
-        command
+        if job.group { Child::start_group(command, self.inherited) } else { self.start(command) }
     }
 
     fn start(&self, command: Command) -> Result<Child, Stop> {
         Child::start(command, self.inherited)
     }
 
-    fn finish(&self, mut child: Child) -> Result<Ended, Stop> {
+    fn finish(&self, mut child: Child, job: &Job) -> Result<Ended, Stop> {
         child.say_go();
-        child.finish(RUN_LONGEST)
+        child.finish(job.longest)
     }
 
-    fn serve(&self, work: &Work) -> Result<(Child, String), Stop> {
+    fn serve(&self, job: &Job) -> Result<(Child, String), Stop> {
         let mut command = Command::new(&self.ours);
-        let memory = (2 * work.size + BESIDES_BYTES).to_string();
+        let memory = (2 * job.size + BESIDES_BYTES).to_string();
         command.args(["serve", "--listen", "127.0.0.1:0", "--memory", &memory]);
         let mut server = self.start(command)?;
         let address = server.await_ready(START_LONGEST, |server| {
@@ -232,12 +291,12 @@ impl Bench {
         Ok((server, format!("tcp://{address}")))
     }
 
-    fn memcached(&self, work: &Work) -> Result<(Child, String), Stop> {
+    fn memcached(&self, job: &Job) -> Result<(Child, String), Stop> {
         // It cannot be asked for a port that is free: one that was a moment ago.
         let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
         let address = free.map_err(|error| Stop::failed(format!("no free port: {}", say::error(&error))))?;
         let mut command = Command::new("memcached");
-        let memory = ((2 * (work.size + BESIDES_BYTES)) >> 20).to_string();
+        let memory = ((2 * (job.size + BESIDES_BYTES)) >> 20).to_string();
         command.args(["-M", "-l", "127.0.0.1", "-U", "0", "-t", "1", "-m", &memory, "-p", &address.port().to_string()]);
         if sys::effective_uid() == 0 {
             command.args(["-u", "root"]);
@@ -263,10 +322,15 @@ fn figures(of: &Ended) -> Option<Figures> {
     of.out.lines().rev().find_map(|line| serde_json::from_str(line).ok())
 }
 
-/// One of a pager's counters, if there was one.
+/// What a pager counted, if there was one, and where that begins in what was said: it is the last.
+fn counters(of: &Ended) -> Option<(usize, serde_json::Value)> {
+    let mut begins = of.err.rmatch_indices('{').map(|(at, _)| at);
+    begins.find_map(|at| Some((at, serde_json::from_str(of.err[at..].trim_end()).ok()?)))
+}
+
+/// One of these.
 fn counter(of: &Ended, name: &str) -> Option<u64> {
-    let counters: serde_json::Value = serde_json::from_str(&of.err[of.err.find('{')?..]).ok()?;
-    counters[name].as_u64()
+    counters(of)?.1[name].as_u64()
 }
 
 /// Whether pages left, as they must where less is local than is touched.
@@ -275,9 +339,10 @@ fn evicted(of: &Ended) -> bool {
 }
 
 fn why(mode: Mode, ended: &Ended) -> String {
-    if figures(ended).is_some() {
-        return format!("{}: it was over before a pager had managed it: give --size more", mode.title());
+    if ended.starved {
+        return format!("{}: killed under its limit, {TRIES} times", mode.title());
     }
-    let last: &dyn Display = &ended.err.lines().last().unwrap_or_default();
+    let said = counters(ended).map_or(&*ended.err, |(at, _)| &ended.err[..at]);
+    let last: &dyn Display = &say::clean(said.lines().last().unwrap_or_default());
     format!("{}: no result: {}: {last}", mode.title(), ended.status)
 }

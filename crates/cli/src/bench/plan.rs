@@ -101,15 +101,16 @@ impl Plan {
         last * u32::try_from(more.count()).unwrap_or(u32::MAX)
     }
 
-    /// About how long all takes: a guess, before anything was measured. Seconds a mode for 128 MiB on a small virtual machine.
-    pub(super) fn guess(&self, modes: &[Mode]) -> Duration {
+    /// About how long all takes: a guess, before anything was measured. Seconds a mode for 128 MiB on a small virtual machine, and what
+    /// programs take in a round.
+    pub(super) fn guess(&self, modes: &[Mode], programs: Duration) -> Duration {
         let cost = |mode: &Mode| match mode {
             Mode::Native => 0.3,
             Mode::Zram | Mode::Local | Mode::Base => 1.2,
             Mode::File | Mode::Tcp | Mode::Memcached => 1.8,
         };
         let size = self.size as f64 / f64::from(128 << 20);
-        let round = modes.iter().map(cost).sum::<f64>() * size * self.cases.len() as f64;
+        let round = modes.iter().map(cost).sum::<f64>() * size * self.cases.len() as f64 + programs.as_secs_f64();
         let rounds = (self.budget.as_secs_f64() / round).floor().clamp(self.rounds.1.into(), self.rounds.0.into());
         Duration::from_secs_f64(round * rounds)
     }
@@ -164,7 +165,10 @@ mod tests {
         let mut fixed = Plan::quick();
         fixed.set_rounds(2);
         assert!(fixed.goes_on(1, second * 1000, second * 1000) && !fixed.goes_on(2, second, second));
-        assert!(Plan::quick().guess(&Mode::ALL) <= second * 60 && Plan::full().guess(&Mode::ALL) <= second * 600);
+        assert!(
+            Plan::quick().guess(&Mode::ALL, Duration::ZERO) <= second * 60
+                && Plan::full().guess(&Mode::ALL, Duration::ZERO) <= second * 600
+        );
     }
 
     #[test]

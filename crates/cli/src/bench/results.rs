@@ -2,16 +2,17 @@
 //!
 //! Invariant: a ratio is of two runs of one round, so that what slows the machine for a while slows both.
 
-use super::figures::{self, Figures};
+use super::figures::{self, Figures, Timed};
 use super::machine::Machine;
 use super::modes::{Mode, Run};
 use super::plan::Case;
+use super::programs::{Program, Timings};
 use hdrhistogram::Histogram;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// A figure of a run; no number where it has none.
-pub(super) type Figure = fn(&Figures) -> f64;
+pub(super) type Figure<F = Figures> = fn(&F) -> f64;
 
 /// What is shown: its name in JSON, and its heading.
 pub(super) const SHOWN: [(&str, &str, Figure); 9] = [
@@ -48,34 +49,54 @@ impl Median {
 }
 
 /// All runs of one mode in one case.
-#[derive(Default)]
-pub(super) struct Runs {
+pub(super) struct Runs<F = Figures> {
     /// By round; none where the run failed.
-    rounds: Vec<Option<Figures>>,
+    rounds: Vec<Option<F>>,
     /// How often a run had to begin again.
     pub(super) repeated: u32,
 }
 
-impl Runs {
+impl<F> Default for Runs<F> {
+    fn default() -> Self {
+        Self { rounds: Vec::new(), repeated: 0 }
+    }
+}
+
+impl<F> Runs<F> {
+    /// Adds one; what it says is why it failed.
+    pub(super) fn add(&mut self, run: Result<Run<F>, String>) -> Result<(), String> {
+        self.repeated += run.as_ref().map_or(0, |run| run.repeated);
+        let (figures, failed) = run.map_or_else(|why| (None, Err(why)), |run| (Some(run.figures), Ok(())));
+        self.rounds.push(figures);
+        failed
+    }
+
     /// Those that ended well.
-    pub(super) fn done(&self) -> impl Iterator<Item = &Figures> {
+    pub(super) fn done(&self) -> impl Iterator<Item = &F> {
         self.rounds.iter().flatten()
     }
 
+    /// How many there were, failed ones among them.
+    pub(super) fn rounds(&self) -> usize {
+        self.rounds.len()
+    }
+
     /// A figure over all rounds.
-    pub(super) fn median(&self, figure: Figure) -> Option<Median> {
+    pub(super) fn median(&self, figure: Figure<F>) -> Option<Median> {
         Median::of(self.done().map(figure).collect())
     }
 
     /// As a ratio to another mode's.
-    pub(super) fn ratio(&self, to: &Self, figure: Figure) -> Option<Median> {
+    pub(super) fn ratio(&self, to: &Self, figure: Figure<F>) -> Option<Median> {
         let both = self.rounds.iter().zip(&to.rounds).filter_map(|(ours, theirs)| {
             let (ours, theirs) = (figure(ours.as_ref()?), figure(theirs.as_ref()?));
             (theirs > 0.0).then(|| ours / theirs)
         });
         Median::of(both.collect())
     }
+}
 
+impl Runs {
     /// The latencies of all rounds together.
     pub(super) fn latencies(&self) -> Histogram<u64> {
         let mut all = figures::histogram();
@@ -95,6 +116,8 @@ pub(super) struct Compared {
 /// Everything that was found.
 pub(super) struct Results {
     pub(super) cases: Vec<Compared>,
+    /// Programs of the user's.
+    pub(super) programs: Vec<Timings>,
     /// What the reader must know: what could not run and why, what went wrong.
     pub(super) remarks: Vec<String>,
     /// Runs of ours that failed.
@@ -103,31 +126,34 @@ pub(super) struct Results {
 
 impl Results {
     /// Nothing so far.
-    pub(super) fn new(cases: &[Case]) -> Self {
+    pub(super) fn new(cases: &[Case], programs: &[Program]) -> Self {
         let empty = |&case: &Case| Compared { case, modes: BTreeMap::new() };
-        Self { cases: cases.iter().map(empty).collect(), remarks: Vec::new(), failures: 0 }
+        let programs = programs.iter().map(Timings::new).collect();
+        Self { cases: cases.iter().map(empty).collect(), programs, remarks: Vec::new(), failures: 0 }
     }
 
     /// Adds a run of a case.
     pub(super) fn add(&mut self, case: usize, mode: Mode, run: Result<Run, String>) {
         let compared = &mut self.cases[case];
-        let runs = compared.modes.entry(mode).or_default();
-        match run {
-            Ok(Run { figures, repeated }) => {
-                runs.repeated += repeated;
-                runs.rounds.push(Some(figures));
-            }
-            Err(why) => {
-                runs.rounds.push(None);
-                self.failures += u32::from(!mode.is_kernel());
-                self.remarks.push(format!("{}: {why}", compared.case.title()));
-            }
+        if let Err(why) = compared.modes.entry(mode).or_default().add(run) {
+            self.failures += u32::from(!mode.is_kernel());
+            self.remarks.push(format!("{}: {why}", compared.case.title()));
+        }
+    }
+
+    /// Adds a run of a program with such a share of its memory local.
+    pub(super) fn add_timed(&mut self, program: usize, share: u64, mode: Mode, run: Result<Run<Timed>, String>) {
+        let timings = &mut self.programs[program];
+        if let Err(why) = timings.add(share, mode, run) {
+            self.failures += u32::from(!mode.is_kernel());
+            self.remarks.push(format!("{}, {share} % local: {why}", timings.title()));
         }
     }
 
     /// How many rounds were begun.
     pub(super) fn rounds(&self) -> usize {
-        self.cases.iter().flat_map(|of| of.modes.values()).map(|runs| runs.rounds.len()).max().unwrap_or(0)
+        let of_cases = self.runs().map(Runs::rounds);
+        of_cases.chain(self.programs.iter().map(Timings::rounds)).max().unwrap_or(0)
     }
 
     fn runs(&self) -> impl Iterator<Item = &Runs> {
@@ -141,10 +167,11 @@ impl Results {
 
     /// How often runs had to begin again: because the kernel killed the workload, and because no pager had managed it yet.
     pub(super) fn repeated(&self) -> (u32, u32) {
-        let all = self.cases.iter().flat_map(|of| &of.modes);
-        all.fold((0, 0), |(killed, early), (mode, runs)| match mode.is_kernel() {
-            true => (killed + runs.repeated, early),
-            false => (killed, early + runs.repeated),
+        let of_cases = self.cases.iter().flat_map(|of| &of.modes).map(|(mode, runs)| (*mode, runs.repeated));
+        let all = of_cases.chain(self.programs.iter().flat_map(Timings::repeated));
+        all.fold((0, 0), |(killed, early), (mode, repeated)| match mode.is_kernel() {
+            true => (killed + repeated, early),
+            false => (killed, early + repeated),
         })
     }
 
@@ -156,6 +183,14 @@ impl Results {
             (early, "Runs that were over before a pager had managed them, and that began again"),
         ];
         words.into_iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{what}: {count}.")).collect()
+    }
+
+    /// Of which programs a wrong result would not be seen.
+    pub(super) fn unverified_words(&self) -> Vec<String> {
+        let unverified = self.programs.iter().filter(|program| !program.is_verified());
+        unverified
+            .map(|of| format!("{}: what it says differs from run to run, and was not compared.", of.title()))
+            .collect()
     }
 
     /// For programs: all of it.
@@ -187,6 +222,7 @@ impl Results {
         serde_json::json!({
             "machine": machine, "rounds": self.rounds(), "wrong": self.wrong(), "repeated": self.repeated(), "remarks": self.remarks,
             "cases": cases.collect::<Vec<_>>(),
+            "programs": self.programs.iter().map(Timings::json).collect::<Vec<_>>(),
         })
     }
 }
@@ -219,7 +255,7 @@ pub(super) mod tests {
     /// Two modes, two rounds.
     pub(crate) fn results() -> Results {
         let case = Case { order: Order::Zipf, write_percent: 30, threads: 1, local_percent: 50 };
-        let mut results = Results::new(&[case]);
+        let mut results = Results::new(&[case], &[]);
         for (native, ours) in [(1.0, 3.0), (2.0, 10.0)] {
             results.add(0, Mode::Native, Ok(Run { figures: figures(native, 0), repeated: 0 }));
             results.add(0, Mode::Local, Ok(Run { figures: figures(ours, 0), repeated: 0 }));

@@ -1,6 +1,7 @@
 //! Results as text for a terminal.
 
 use super::modes::Mode;
+use super::programs::Timings;
 use super::results::{Compared, Median, Results, Runs, SHOWN};
 use std::fmt::Write;
 
@@ -13,13 +14,17 @@ const YARDSTICKS: [Mode; 3] = [Mode::Native, Mode::Zram, Mode::Base];
 pub(super) fn text(results: &Results) -> String {
     let mut text = String::new();
     results.cases.iter().for_each(|case| text += &one(case));
-    let _ = writeln!(
-        text,
-        "Rounds: {}, the modes in turn; medians, in microseconds but for accesses/s. Ratios of mean accesses, each of one round, \
-         with their spread.\nWrong bytes: {}.",
-        results.rounds(),
-        if results.wrong() == 0 { "none".into() } else { format!("{} words or pages", results.wrong()) },
-    );
+    results.programs.iter().for_each(|program| text += &slowdowns(program));
+    let _ = writeln!(text, "Rounds: {}, the modes in turn.", results.rounds());
+    if !results.cases.is_empty() {
+        let _ = writeln!(
+            text,
+            "Medians, in microseconds but for accesses/s. Ratios of mean accesses, each of one round, with their spread.\n\
+             Wrong bytes: {}.",
+            if results.wrong() == 0 { "none".into() } else { format!("{} words or pages", results.wrong()) },
+        );
+    }
+    results.unverified_words().iter().for_each(|words| text += &format!("{words}\n"));
     results.repeated_words().iter().for_each(|words| text += &format!("{words}\n"));
     results.remarks.iter().for_each(|remark| text += &format!("{remark}\n"));
     text
@@ -48,6 +53,22 @@ fn one(case: &Compared) -> String {
         row("this build to base", |of| of.median);
         row("  least", |of| of.min);
         row("  most", |of| of.max);
+    }
+    text + "\n"
+}
+
+/// By how much longer a program takes, by share of local memory: how many times as long as with all of it, with the spread.
+fn slowdowns(program: &Timings) -> String {
+    let mut text = format!("{}\n{:NAME$}", program.heading(), "times as long");
+    let shares = || program.shares.keys().rev();
+    shares().for_each(|share| text += &format!("  {:<18}", format!("{share} % local")));
+    text = text.trim_end().to_owned() + "\n";
+    for (mode, by_share) in program.slowdowns() {
+        text += &format!("{:NAME$}", mode.title());
+        shares().for_each(|share| {
+            text += &format!("  {:<18}", by_share.get(share).copied().map_or("-".into(), spread));
+        });
+        text = text.trim_end().to_owned() + "\n";
     }
     text + "\n"
 }
@@ -99,6 +120,19 @@ mod tests {
         assert!(
             row("  least").ends_with("      0.50       1.50          -")
                 && row("  most").ends_with("      0.67       2.00          -"),
+            "{text}"
+        );
+        let mut results = super::super::results::Results::new(&[], &[]);
+        results.programs.push(super::super::programs::tests::timings());
+        let text = super::text(&results);
+        assert!(
+            text.starts_with(
+                "sort <x | wc: 64.0 MiB of memory, 2.00 s with all of it local\ntimes as long         50 % local\n"
+            ),
+            "{text}"
+        );
+        assert!(
+            text.contains("\nspillway              3.00 (3.00..3.00)\n") && !text.contains("Wrong bytes"),
             "{text}"
         );
         assert_eq!([number(0.123), number(12.34), number(1234.5)], ["0.12", "12.3", "1234"]);
