@@ -16,6 +16,8 @@ from modes import Failure, running
 HERE = pathlib.Path(__file__).resolve().parent
 # Longest time for one program, before it counts as hung.
 LIMIT_SECONDS = 180
+# So often a program is run at most that may be over, on a busy machine, before the pager has found it.
+ATTEMPTS = 5
 
 
 class Workload(NamedTuple):
