@@ -1,13 +1,17 @@
 """`spillway bench`: that it measures, tells, judges and cleans up rightly; its figures are no test's business."""
 
+import fcntl
 import json
 import os
 import pathlib
+import pty
 import re
 import shutil
 import signal
 import subprocess
+import termios
 
+import harness
 import pytest
 from harness import eventually, session_members
 
@@ -89,7 +93,7 @@ def test_programs_of_the_users_are_compared(bench):
     assert run.returncode == 0, err
     told = json.loads((bench.out / "results.json").read_text())
     assert told["cases"] == [] and [of["verified"] for of in told["programs"]] == [True, False], out
-    assert f"{clock[:40]}...: what it says differs from run to run, and was not compared." in out
+    assert f"{clock[:40]}...: it says nothing, or something else every time: no wrong result would be seen." in out
     for of, line in zip(told["programs"], (HASH, clock), strict=True):
         assert of["command"] == line and 50 << 20 <= of["footprint_bytes"] < 90 << 20
         assert [share["local_percent"] for share in of["shares"]] == [25, 50, 75]
@@ -116,7 +120,7 @@ def test_a_wrong_result_of_a_program_is_told(bench):
 @pytest.mark.parametrize(
     ("line", "status", "what"),
     [
-        ("exit 3", 1, "with all of its memory local: spillway: no result: exit status: 3"),
+        ("exit 3", 1, "with all of its memory local: native: no result: exit status: 3: it said nothing"),
         ("echo it broke >&2; exit 3", 1, "exit status: 3: it broke"),
         ("true", 2, "too little to compare; give it work that needs 32.0 MiB or more"),
     ],
@@ -126,6 +130,30 @@ def test_programs_that_say_nothing_of_speed_are_refused(bench, line, status, wha
     _, err = run.communicate(timeout=50)
     assert run.returncode == status and what in err.splitlines()[-1], err
     assert not bench.out.exists()
+
+
+@pytest.mark.limit(150)
+def test_what_a_program_leaves_running_ends_with_its_run(bench, tmp_path):
+    """In groups and sessions of its own, and with its output open: the next run finds nothing of it."""
+    before = left_behind(bench.swap)
+    stays = shutil.copy(shutil.which("sleep"), tmp_path / "stays")
+    left = f"setsid {stays} 1000 & {stays} 1000 >/dev/null 2>&1 & timeout 990 {stays} 1000 &"
+    run = bench("--mode", "zram,local", "--program", f"{left} {HASH}")
+    out, err = run.communicate(timeout=140)
+    assert run.returncode == 0, out + err
+    assert "no wrong result would be seen" not in out and left_behind(bench.swap) == before
+    assert harness.those_who_run(stays) == []
+
+
+def test_a_program_that_asks_is_told(spillway, tmp_path):
+    """It would wait for an answer for as long as it may run."""
+    front, ours = pty.openpty()
+    begins = lambda: (os.setsid(), fcntl.ioctl(ours, termios.TIOCSCTTY, 0))
+    words = [spillway.path, "bench", "--quick", "--out", tmp_path / "out", "--program", "read -r answer </dev/tty"]
+    with subprocess.Popen(words, stdin=ours, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=begins) as run:
+        _, err = run.communicate(timeout=50)
+    os.close(front), os.close(ours)
+    assert run.returncode == 1 and "it wants to read from the terminal; give a line that asks nothing" in err, err
 
 
 @pytest.mark.parametrize("mode", ["local", "zram"])

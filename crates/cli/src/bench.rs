@@ -91,6 +91,7 @@ pub(crate) fn bench(args: &Args) -> Result<u8, Failure> {
     let out = args.out.clone().or_else(|| (!args.json).then(|| PathBuf::from("spillway-bench")));
     let files = out.as_deref().map(Files::prepare).transpose()?;
     let inherited = crate::sys::block_signals();
+    crate::sys::adopt_orphans();
     let mut bench = Bench::new(ours, args.against.clone(), inherited, args.spoil);
     let programs = programs(args, &bench)?;
     let size = programs.iter().map(|program| program.footprint).fold(plan.size, u64::max);

@@ -169,6 +169,12 @@ pub(crate) fn send(pid: i32, signal: i32) {
     }
 }
 
+/// Makes whoever loses its parent our child, if it is of our children or theirs (`PR_SET_CHILD_SUBREAPER`).
+pub(crate) fn adopt_orphans() {
+    // SAFETY: no pointers.
+    unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
+}
+
 /// Sends a signal to a process group that a child of ours leads; one that is gone is not an error here.
 pub(crate) fn send_group(leader: i32, signal: i32) {
     if leader > 1 {

@@ -92,7 +92,9 @@ fn bars(of: &Bars<'_>) -> Result<String, Box<dyn Error>> {
         .x_label_area_size(42)
         .y_label_area_size(70)
         .build_cartesian_2d(0.0..of.len() as f64, 0.0..most)?;
-    chart.configure_mesh().disable_x_mesh().disable_x_axis().y_desc("times as long as with all local").draw()?;
+    let mut mesh = chart.configure_mesh();
+    mesh.disable_x_mesh().disable_x_axis().light_line_style(WHITE).y_desc("times as long as with all local");
+    mesh.y_label_formatter(&|value| label(*value)).draw()?;
     let width = 0.8 / modes.len().max(1) as f64;
     for (place, mode) in modes.iter().enumerate() {
         let colour = colour(*mode);

@@ -1,7 +1,8 @@
 //! Programs that a comparison starts.
 //!
 //! Invariants: signals are blocked in us and arrive where we wait, so nothing is left half-way; whatever was started ends with
-//! its [`Child`], and the kernel kills it should we be killed. A program gets the signal mask that we were given.
+//! its [`Child`], whatever group or session it is in, and the kernel kills it should we be killed. A program gets the signal mask that we
+//! were given. Only processes are signalled that were not waited for yet, so that none has its number from another.
 
 use crate::failure::Failure;
 use crate::sys::{self, Change, Inherited};
@@ -12,10 +13,13 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a program may take to end when it is asked to.
 const GRACE: Duration = Duration::from_secs(5);
+/// How long what a program leaves running may take to end by itself.
+const ORPHANS_GRACE: Duration = Duration::from_secs(1);
 /// So much of the end of what a program said is kept.
 const KEPT_BYTES: usize = 64 << 10;
 /// Between looks at what tells no signal.
@@ -52,8 +56,20 @@ impl From<Stop> for Failure {
 /// A signal that wants us to end and came while a child was being ended.
 static WISH: AtomicI32 = AtomicI32::new(0);
 
+/// Whether somebody wants us to end: who asks cannot say so himself, and whoever heeds signals next will.
+pub(super) fn is_unwanted() -> bool {
+    let Err(Stop::Signal(number)) = heed(Duration::ZERO) else { return false };
+    WISH.store(number, Relaxed);
+    true
+}
+
 /// Waits for the next signal, no longer than `limit`; one that wants us to end is an error.
 pub(super) fn heed(limit: Duration) -> Result<(), Stop> {
+    heed_with(limit, None).map(drop)
+}
+
+/// The same; a program that is out of the terminal's reach stands still with us, and for how long is told.
+fn heed_with(limit: Duration, group: Option<&Child>) -> Result<Duration, Stop> {
     let wish = WISH.load(Relaxed);
     if wish != 0 {
         return Err(Stop::Signal(wish));
@@ -61,10 +77,37 @@ pub(super) fn heed(limit: Duration) -> Result<(), Stop> {
     match sys::next_signal(Some(limit)).map(|caught| caught.number) {
         Some(number) if sys::wants_end(number) => Err(Stop::Signal(number)),
         Some(number @ (libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU)) => {
+            let began = Instant::now();
+            group.inspect(|group| group.signal(libc::SIGSTOP));
             sys::stop_self(number);
-            Ok(())
+            group.inspect(|group| group.signal(libc::SIGCONT));
+            Ok(began.elapsed())
         }
-        _ => Ok(()),
+        _ => Ok(Duration::ZERO),
+    }
+}
+
+/// Those that are a [`Child`] and were not waited for.
+static STARTED: Mutex<Vec<i32>> = Mutex::new(Vec::new());
+
+fn started() -> std::sync::MutexGuard<'static, Vec<i32>> {
+    STARTED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Ends what programs have left running that have ended: it has become our child.
+fn end_orphans() {
+    let began = Instant::now();
+    let own = i32::try_from(std::process::id()).unwrap_or(0);
+    while began.elapsed() < GRACE {
+        let mut orphans = spillway_pager::procfs::children(own).unwrap_or_default();
+        orphans.retain(|pid| !started().contains(pid) && !matches!(sys::child_change(*pid), Some(Change::Ended(_))));
+        if orphans.is_empty() {
+            return;
+        }
+        if began.elapsed() > ORPHANS_GRACE {
+            orphans.iter().for_each(|&pid| sys::send(pid, libc::SIGKILL));
+        }
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
@@ -75,7 +118,10 @@ pub(super) struct Child {
     name: String,
     /// It is one of several, in a process group of their own.
     group: bool,
+    began: Instant,
     ended: Option<ExitStatus>,
+    /// It was stopped for wanting the terminal.
+    asks: bool,
 }
 
 /// How a program ended.
@@ -83,16 +129,18 @@ pub(super) struct Ended {
     pub(super) status: ExitStatus,
     pub(super) out: String,
     pub(super) err: String,
-    /// A hash of all that it said on standard output.
-    pub(super) said: u64,
+    /// A hash of all that it said on standard output; none of nothing.
+    pub(super) said: Option<u64>,
+    /// From its start to its end.
+    pub(super) took: Duration,
     /// The kernel killed a process of it for lack of memory.
     pub(super) starved: bool,
 }
 
-/// What a stream said: the end of it, and a hash of all.
+/// What a stream said: the end of it, and a hash of all, if it said anything.
 struct Heard {
     end: Vec<u8>,
-    hash: u64,
+    hash: Option<u64>,
 }
 
 /// Hears a stream up to its end, on a thread of its own, as a program must not wait for us to read.
@@ -107,7 +155,8 @@ fn hear(mut stream: impl Read + Send + 'static) -> Receiver<Heard> {
             end.drain(..end.len().saturating_sub(KEPT_BYTES));
         }
         // Nobody may want to know any more.
-        let _ = tell.send(Heard { end, hash: hasher.finish() });
+        let hash = (!end.is_empty()).then(|| hasher.finish());
+        let _ = tell.send(Heard { end, hash });
     });
     heard
 }
@@ -126,9 +175,11 @@ impl Child {
         let name = command.get_program().to_string_lossy().into_owned();
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         sys::prepare_target(&mut command, inherited);
+        let began = Instant::now();
         let inner = command.spawn().map_err(|error| Stop::failed(format!("{name}: {}", crate::say::error(&error))))?;
         let pid = i32::try_from(inner.id()).unwrap_or(0);
-        Ok(Self { inner, pid, name, group: false, ended: None })
+        started().push(pid);
+        Ok(Self { inner, pid, name, group: false, began, ended: None, asks: false })
     }
 
     /// Its process.
@@ -177,20 +228,23 @@ impl Child {
     pub(super) fn finish(mut self, limit: Duration) -> Result<Ended, Stop> {
         let until = Instant::now() + limit;
         let streams = self.inner.stdout.take().map(hear).zip(self.inner.stderr.take().map(hear));
+        let mut stood_still = Duration::ZERO;
         while !self.has_ended() {
             if Instant::now() > until {
-                return Err(Stop::failed(format!("{} took longer than {} s", self.name, limit.as_secs())));
+                return Err(Stop::failed(format!("it took longer than {} s; give it less to do", limit.as_secs())));
             }
-            heed(TICK)?;
+            if self.asks {
+                return Err(Stop::failed("it wants to read from the terminal; give a line that asks nothing"));
+            }
+            stood_still += heed_with(TICK, Some(&self).filter(|child| child.group))?;
         }
+        let took = self.began.elapsed().saturating_sub(stood_still);
+        end_orphans();
         let heard = streams.and_then(|(out, err)| out.recv_timeout(GRACE).ok().zip(err.recv_timeout(GRACE).ok()));
-        let Some((out, err)) = heard else {
-            self.signal(libc::SIGKILL);
-            return Err(Stop::failed(format!("{} left something running that may still say more", self.name)));
-        };
+        let (out, err) = heard.ok_or_else(|| Stop::failed("somebody else holds its output; give that a file"))?;
         let status = self.ended.ok_or_else(|| Stop::failed("it has not ended"))?;
         let text = |heard: &Heard| String::from_utf8_lossy(&heard.end).into_owned();
-        Ok(Ended { status, out: text(&out), err: text(&err), said: out.hash, starved: false })
+        Ok(Ended { status, out: text(&out), err: text(&err), said: out.hash, took, starved: false })
     }
 
     fn signal(&self, number: i32) {
@@ -203,8 +257,13 @@ impl Child {
 
     fn has_ended(&mut self) -> bool {
         while let (None, Some(change)) = (self.ended, sys::child_change(self.pid)) {
-            if let Change::Ended(status) = change {
-                self.ended = Some(status);
+            match change {
+                Change::Ended(status) => {
+                    started().retain(|pid| *pid != self.pid);
+                    self.ended = Some(status);
+                }
+                Change::Stopped(libc::SIGTTIN | libc::SIGTTOU) => self.asks = self.group,
+                Change::Stopped(_) | Change::Continued => {}
             }
         }
         self.ended.is_some()
@@ -224,7 +283,6 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        let ended_by_itself = self.has_ended();
         for signal in [libc::SIGTERM, libc::SIGKILL] {
             let until = Instant::now() + GRACE;
             while !self.has_ended() {
@@ -240,9 +298,9 @@ impl Drop for Child {
                 }
             }
         }
-        if self.group && !ended_by_itself {
+        if self.group {
             // Others of it may have heeded the first signal less than their leader did.
-            self.signal(libc::SIGKILL);
+            end_orphans();
         }
     }
 }

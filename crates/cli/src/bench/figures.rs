@@ -41,9 +41,9 @@ pub(super) struct Figures {
 pub(super) struct Timed {
     /// From its start to its end, under Spillway with the pager's own.
     pub(super) seconds: f64,
-    /// A hash of what it wrote to standard output.
+    /// A hash of what it wrote to standard output; none of nothing.
     #[serde(skip)]
-    pub(super) said: u64,
+    pub(super) said: Option<u64>,
     /// As in [`Figures`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) local_peak_bytes: Option<u64>,

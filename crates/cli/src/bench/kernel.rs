@@ -4,6 +4,7 @@
 //! Invariants: all of it is ours, made for one run and undone after it, in the opposite order; what cannot be undone is told,
 //! with the command that does it.
 
+use super::child::is_unwanted;
 use super::sys;
 use crate::say;
 use std::fs::{self, File};
@@ -163,6 +164,9 @@ impl SwapFile {
         let zeros = vec![0; 1 << 20];
         for _ in 0..bytes >> 20 {
             file.write_all(&zeros)?;
+            if is_unwanted() {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
         }
         file.sync_all()?;
         mkswap(&made.0)?;

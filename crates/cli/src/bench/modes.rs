@@ -11,9 +11,10 @@ use crate::{pool, say};
 use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Longest time for one run, before it counts as hung.
 const RUN_LONGEST: Duration = Duration::from_secs(180);
@@ -163,7 +164,7 @@ impl Bench {
     /// Runs the workload once.
     pub(super) fn run(&self, mode: Mode, work: &Work) -> Result<Run, Stop> {
         let job = self.workload(work);
-        self.run_until(mode, &job, "give --size more", |_, ended| {
+        self.run_until(mode, &job, "give --size more", |ended| {
             let mut figures = figures(ended)?;
             figures.local_peak_bytes = counter(ended, "burst_peak_bytes");
             Some(figures)
@@ -172,17 +173,21 @@ impl Bench {
 
     /// Runs a program of the user's once, to a good end.
     pub(super) fn run_program(&self, mode: Mode, job: &Job) -> Result<Run<Timed>, Stop> {
-        self.run_until(mode, job, "give a program that takes longer", |took, ended| {
+        self.run_until(mode, job, "give a program that takes longer", |ended| {
             let local_peak_bytes = counter(ended, "burst_peak_bytes");
-            ended.status.success().then_some(Timed { seconds: took.as_secs_f64(), said: ended.said, local_peak_bytes })
+            ended.status.success().then_some(Timed {
+                seconds: ended.took.as_secs_f64(),
+                said: ended.said,
+                local_peak_bytes,
+            })
         })
     }
 
-    /// The most memory that a program has which Spillway could place elsewhere, and a hash of what it said.
-    pub(super) fn footprint(&self, job: &Job) -> Result<(u64, u64), Stop> {
+    /// The most memory that a program has which Spillway could place elsewhere.
+    pub(super) fn footprint(&self, job: &Job) -> Result<u64, Stop> {
         let ended = self.under_spillway(Mode::Local, job, "all", pool::DEFAULT)?;
         let most = counter(&ended, "local_peak_bytes").filter(|_| ended.status.success());
-        most.map(|most| (most, ended.said)).ok_or_else(|| Stop::failed(why(Mode::Local, &ended)))
+        most.ok_or_else(|| Stop::failed(why(Mode::Local, &ended)))
     }
 
     /// Runs until it ends with `figures`, a few times at most where it was no fault of the program's that it did not.
@@ -191,14 +196,16 @@ impl Bench {
         mode: Mode,
         job: &Job,
         remedy: &str,
-        figures: impl Fn(Duration, &Ended) -> Option<F>,
+        figures: impl Fn(&Ended) -> Option<F>,
     ) -> Result<Run<F>, Stop> {
         let mut repeated = 0;
         loop {
-            let began = Instant::now();
-            let ended = self.run_once(mode, job)?;
+            let ended = self.run_once(mode, job).map_err(|stop| match stop {
+                Stop::Failed(why) => Stop::Failed(format!("{}: {why}", mode.title())),
+                signal @ Stop::Signal(_) => signal,
+            })?;
             let last = repeated + 1 == TRIES;
-            match figures(began.elapsed(), &ended).filter(|_| !ended.starved) {
+            match figures(&ended).filter(|_| !ended.starved) {
                 Some(figures) if mode.is_kernel() || mode == Mode::Native || evicted(&ended) => {
                     return Ok(Run { figures, repeated });
                 }
@@ -244,7 +251,8 @@ impl Bench {
         let child = self.start_job(job, &[])?;
         group.enter(child.pid()).map_err(broken)?;
         let ended = self.finish(child, job)?;
-        Ok(Ended { starved: group.has_starved(), ..ended })
+        let starved = group.has_starved() || ended.status.signal() == Some(libc::SIGKILL);
+        Ok(Ended { starved, ..ended })
     }
 
     fn under_spillway(&self, mode: Mode, job: &Job, local: &str, pool: &str) -> Result<Ended, Stop> {
@@ -266,7 +274,8 @@ impl Bench {
     fn start_job(&self, job: &Job, before: &[OsString]) -> Result<Child, Stop> {
         let words = [before, &job.words].concat();
         let mut command = Command::new(&words[0]);
-        command.args(&words[1..]);
+        // A pager of its own, also where there is one for all of this host; and the same environment in every mode.
+        command.args(&words[1..]).env("SPILLWAY_DAEMON", "off");
         if job.group { Child::start_group(command, self.inherited) } else { self.start(command) }
     }
 
@@ -322,10 +331,12 @@ fn figures(of: &Ended) -> Option<Figures> {
     of.out.lines().rev().find_map(|line| serde_json::from_str(line).ok())
 }
 
-/// What a pager counted, if there was one, and where that begins in what was said: it is the last.
+/// What a pager counted, if there was one, and where that begins in what was said. Few words may follow it.
 fn counters(of: &Ended) -> Option<(usize, serde_json::Value)> {
-    let mut begins = of.err.rmatch_indices('{').map(|(at, _)| at);
-    begins.find_map(|at| Some((at, serde_json::from_str(of.err[at..].trim_end()).ok()?)))
+    of.err.rmatch_indices('{').find_map(|(at, _)| {
+        let first = serde_json::Deserializer::from_str(&of.err[at..]).into_iter::<serde_json::Value>().next();
+        Some((at, first?.ok().filter(|told| told["evicted_pages"].is_u64())?))
+    })
 }
 
 /// One of these.
@@ -343,6 +354,6 @@ fn why(mode: Mode, ended: &Ended) -> String {
         return format!("{}: killed under its limit, {TRIES} times", mode.title());
     }
     let said = counters(ended).map_or(&*ended.err, |(at, _)| &ended.err[..at]);
-    let last: &dyn Display = &say::clean(said.lines().last().unwrap_or_default());
+    let last: &dyn Display = &say::clean(said.lines().last().unwrap_or("it said nothing"));
     format!("{}: no result: {}: {last}", mode.title(), ended.status)
 }

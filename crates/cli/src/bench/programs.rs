@@ -12,7 +12,7 @@ use spillway_core::PAGE_BYTES_U64;
 use spillway_core::size::Bytes;
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Of what a program needs, what may be local, in per cent.
 const SHARES: [u64; 3] = [75, 50, 25];
@@ -29,14 +29,14 @@ pub(super) struct Program {
     line: OsString,
     /// The most memory that it has which could be elsewhere.
     pub(super) footprint: u64,
-    /// A hash of what it said.
-    said: u64,
+    /// A hash of what it said, if anything.
+    said: Option<u64>,
     /// How long it took, for a guess.
     took: Duration,
 }
 
 impl Program {
-    /// Runs each once with all of its memory local, to see how much that is.
+    /// Runs each with all of its memory local, to see what it says, and how much memory that is.
     pub(super) fn examine(bench: &Bench, lines: &[OsString], least: u64) -> Result<Vec<Self>, Failure> {
         lines.iter().map(|line| Self::of(bench, line, least)).collect()
     }
@@ -44,22 +44,22 @@ impl Program {
     fn of(bench: &Bench, line: &OsStr, least: u64) -> Result<Self, Failure> {
         let title = title(line);
         say::note(format!("bench: how much memory does it need: {title}"));
-        let began = Instant::now();
-        let (footprint, said) = match bench.footprint(&Job::line(line, 0, 0, ALONE_LONGEST)) {
-            Ok(examined) => examined,
-            Err(Stop::Failed(why)) => {
-                return Err(Failure::new(FAILED, format!("bench: {title}: with all of its memory local: {why}")));
-            }
-            Err(stop) => return Err(stop.into()),
+        let alone = |stop| match stop {
+            Stop::Failed(why) => Failure::new(FAILED, format!("bench: {title}: with all of its memory local: {why}")),
+            stop @ Stop::Signal(_) => stop.into(),
         };
+        let job = Job::line(line, 0, 0, ALONE_LONGEST);
+        let native = bench.run_program(Mode::Native, &job).map_err(alone)?.figures;
+        let footprint = bench.footprint(&job).map_err(alone)?;
         if footprint < least {
             return Err(Failure::refused(format!(
-                "--program {title}: it needs {}: too little to compare; give it work that needs {} or more",
+                "--program {title}: of its memory {} are private and in processes of 8 MiB or more: too little to compare; give it work that \
+                 needs {} or more",
                 Bytes(footprint),
                 Bytes(least)
             )));
         }
-        Ok(Self { line: line.into(), footprint, said, took: began.elapsed() })
+        Ok(Self { line: line.into(), footprint, said: native.said, took: Duration::from_secs_f64(native.seconds) })
     }
 
     /// About how long a round of it takes.
@@ -100,7 +100,7 @@ pub(super) struct Timings {
     title: String,
     line: String,
     footprint: u64,
-    /// A hash of what it says; none where that differs by itself.
+    /// A hash of what it says; none where that is nothing, or differs by itself.
     said: Option<u64>,
     pub(super) alone: Runs<Timed>,
     /// By share, and by mode.
@@ -111,19 +111,12 @@ impl Timings {
     /// None so far.
     pub(super) fn new(of: &Program) -> Self {
         let (line, footprint) = (of.line.to_string_lossy().into_owned(), of.footprint);
-        Self {
-            title: of.title(),
-            line,
-            footprint,
-            said: Some(of.said),
-            alone: Runs::default(),
-            shares: BTreeMap::new(),
-        }
+        Self { title: of.title(), line, footprint, said: of.said, alone: Runs::default(), shares: BTreeMap::new() }
     }
 
     /// Adds one; an error tells what there is to say of it.
     pub(super) fn add(&mut self, share: u64, mode: Mode, run: Result<Run<Timed>, String>) -> Result<(), String> {
-        let differs = run.as_ref().is_ok_and(|run| self.said.is_some_and(|said| said != run.figures.said));
+        let differs = run.as_ref().is_ok_and(|run| self.said.is_some() && self.said != run.figures.said);
         if mode == Mode::Native {
             if differs {
                 self.said = None;
@@ -205,13 +198,13 @@ pub(super) mod tests {
     use super::*;
 
     fn run(seconds: f64, said: u64) -> Result<Run<Timed>, String> {
-        Ok(Run { figures: Timed { seconds, said, local_peak_bytes: None }, repeated: 0 })
+        Ok(Run { figures: Timed { seconds, said: Some(said), local_peak_bytes: None }, repeated: 0 })
     }
 
     /// One that takes 2 s alone, and three times as long half local under Spillway.
     pub(crate) fn timings() -> Timings {
         let program =
-            Program { line: "sort <x | wc".into(), footprint: 64 << 20, said: 7, took: Duration::from_secs(2) };
+            Program { line: "sort <x | wc".into(), footprint: 64 << 20, said: Some(7), took: Duration::from_secs(2) };
         let mut timings = Timings::new(&program);
         timings.add(100, Mode::Native, run(2.0, 7)).expect("it said the same");
         timings.add(50, Mode::Local, run(6.0, 7)).expect("it said the same");
