@@ -36,7 +36,7 @@ use crate::procfs::Size;
 use crate::removals::Removals;
 use crate::shared::Shared;
 use crate::sys::fd::Bell;
-use crate::sys::sched;
+use crate::sys::sched::{Class, set_class};
 use crate::sys::uffd::Uffd;
 use crate::tally::{Tally, Trees};
 use crate::watchdog::Watchdog;
@@ -214,7 +214,7 @@ impl Watcher {
     /// Watches until nobody can ask for anything any more.
     pub fn run(mut self) {
         // Without the right to it, looks come later where CPUs are busy, and targets grow further meanwhile.
-        let _ = sched::set_nice(-20);
+        let _ = set_class(0, Class::Normal);
         let mut pause = LOOK_SOONEST;
         loop {
             match self.requests.recv_timeout(pause) {

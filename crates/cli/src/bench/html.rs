@@ -31,7 +31,8 @@ pub(super) fn page(results: &Results, charts: &[Chart], machine: &Machine) -> St
             escape(&machine.size),
         );
         let wrong = results.wrong();
-        let _ = writeln!(html, "<p{}>Words and pages that came back wrong: {wrong}.</p>", class(wrong > 0));
+        let class = if wrong > 0 { " class=\"bad\"" } else { "" };
+        let _ = writeln!(html, "<p{class}>Words and pages that came back wrong: {wrong}.</p>");
     }
     if !results.programs.is_empty() {
         html += "<p>Programs of yours: how many times as long they take as with all of their memory local, median and spread.</p>\n";
@@ -94,11 +95,6 @@ fn slowdowns(program: &Timings) -> String {
 /// How the row of a mode is marked.
 fn ours(mode: Mode) -> &'static str {
     if mode.is_kernel() || mode == Mode::Native { "" } else { " class=\"ours\"" }
-}
-
-/// How a line is marked that tells of something bad.
-fn class(bad: bool) -> &'static str {
-    if bad { " class=\"bad\"" } else { "" }
 }
 
 fn escape(text: &str) -> String {

@@ -6,6 +6,7 @@ use super::child::Stop;
 use super::figures::Timed;
 use super::modes::{Bench, Job, Mode, Run};
 use super::results::{Median, Runs};
+use super::rounds::in_turn;
 use crate::failure::{FAILED, Failure};
 use crate::say;
 use spillway_core::PAGE_BYTES_U64;
@@ -70,10 +71,7 @@ impl Program {
     /// What is run in one round: alone first.
     pub(super) fn steps(modes: &[Mode], round: u32) -> Vec<(u64, Mode)> {
         let others: Vec<Mode> = modes.iter().copied().filter(|mode| *mode != Mode::Native).collect();
-        let turn = if others.is_empty() { 0 } else { round as usize % others.len() };
-        let each = SHARES
-            .iter()
-            .flat_map(|&share| others[turn..].iter().chain(&others[..turn]).map(move |&mode| (share, mode)));
+        let each = SHARES.iter().flat_map(|&share| in_turn(&others, round).map(move |mode| (share, mode)));
         std::iter::once((100, Mode::Native)).chain(each).collect()
     }
 
@@ -186,7 +184,7 @@ impl Timings {
             serde_json::json!({ "local_percent": share, "modes": modes })
         });
         serde_json::json!({
-            "command": self.line, "footprint_bytes": self.footprint, "verified": self.said.is_some(),
+            "command": self.line, "footprint_bytes": self.footprint, "verified": self.is_verified(),
             "native": { "seconds": self.alone.median(|of| of.seconds), "rounds": self.alone.done().collect::<Vec<_>>() },
             "shares": shares.collect::<Vec<_>>(),
         })

@@ -24,6 +24,12 @@ fn heed_late() -> Result<(), Stop> {
     Ok(())
 }
 
+/// Modes in the order of a round. Whoever is first finds colder caches: it changes from round to round.
+pub(super) fn in_turn(modes: &[Mode], round: u32) -> impl Iterator<Item = Mode> {
+    let turn = round as usize % modes.len().max(1);
+    modes[turn..].iter().chain(&modes[..turn]).copied()
+}
+
 /// What is run in one round, as one step after the other.
 enum Step {
     /// A case, by its number.
@@ -34,10 +40,8 @@ enum Step {
 
 /// All steps of a round, in groups that are of the same case or program, and what that is.
 fn steps(plan: &Plan, programs: &[Program], modes: &[Mode], round: u32) -> Vec<(String, Vec<Step>)> {
-    // Whoever is first finds colder caches: the order changes from round to round.
-    let turn = round as usize % modes.len();
     let cases = plan.cases.iter().enumerate().map(|(number, case)| {
-        let each = modes[turn..].iter().chain(&modes[..turn]).map(move |&mode| Step::Case(number, mode));
+        let each = in_turn(modes, round).map(move |mode| Step::Case(number, mode));
         (case.title(), each.collect())
     });
     let programs = programs.iter().enumerate().map(|(number, program)| {

@@ -168,16 +168,6 @@ pub fn nap(duration: Duration) {
     std::thread::sleep(duration);
 }
 
-/// Sets the niceness of the calling thread.
-///
-/// # Errors
-/// EACCES for a negative one without `CAP_SYS_NICE`.
-pub fn set_nice(nice: i32) -> io::Result<()> {
-    // SAFETY: no pointers. Zero names the calling thread, as Linux keeps a niceness for each.
-    checked(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) }.into())?;
-    Ok(())
-}
-
 /// A set of CPUs.
 #[derive(Clone, Copy)]
 pub struct Cpus(libc::cpu_set_t);
