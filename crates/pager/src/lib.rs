@@ -26,6 +26,7 @@ mod recording;
 mod remains;
 mod removals;
 mod restart;
+mod session;
 mod shared;
 mod stray;
 mod stretch;

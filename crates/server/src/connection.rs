@@ -59,6 +59,8 @@ impl Pending {
 pub(crate) struct Connection {
     stream: TcpStream,
     pub(crate) peer: SocketAddr,
+    /// The client is on this host.
+    near: bool,
     tls: Option<Box<tls::Session>>,
     pub(crate) session: Session,
     pending: Pending,
@@ -78,14 +80,14 @@ impl Connection {
             part.copy_from_slice(&random_u64().to_ne_bytes());
         }
         let (peer, tls) = (stream.peer_addr()?, shared.tls.as_ref().map(|server| Box::new(server.accept())));
+        let near = peer.ip() == stream.local_addr()?.ip();
         let (session, interest) = (Session::new(challenge, shared), Interest::default());
-        Ok(Self { stream, peer, tls, session, pending: Pending::default(), began: now, moved: now, interest })
+        Ok(Self { stream, peer, near, tls, session, pending: Pending::default(), began: now, moved: now, interest })
     }
 
     /// The socket, if the client is on this host.
     pub(crate) fn on_this_host(&self) -> Option<&TcpStream> {
-        let same = self.peer.ip() == self.stream.local_addr().ok()?.ip();
-        same.then_some(&self.stream)
+        self.near.then_some(&self.stream)
     }
 
     /// Its descriptor.
