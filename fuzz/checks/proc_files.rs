@@ -12,7 +12,6 @@ pub fn check(text: &str) {
     let stat = Stat {
         state: b'S',
         parent: 7,
-        session: 41,
         user_ticks: 10,
         kernel_ticks: 20,
         threads: 4,
@@ -50,24 +49,13 @@ pub fn check(text: &str) {
 
 /// A line of `/proc/PID/stat`: proc_pid_stat(5).
 fn line(command: &str, of: Stat) -> String {
-    let Stat {
-        state,
-        parent,
-        session,
-        user_ticks,
-        kernel_ticks,
-        threads,
-        started,
-        cpu,
-        exit_status,
-        is_kernels,
-        is_ending,
-    } = of;
+    let Stat { state, parent, user_ticks, kernel_ticks, threads, started, cpu, exit_status, is_kernels, is_ending } =
+        of;
     let code = u32::from(exit_status) << 8;
     let state = char::from(state);
     let flags = 0x0040_0040 | if is_kernels { 0x4000 } else { 0 } | if is_ending { 4 } else { 0 };
     format!(
-        "42 ({command}) {state} {parent} 42 {session} 0 -1 {flags} 1 0 0 0 {user_ticks} {kernel_ticks} 0 0 20 0 {threads} 0 {started} 0 0 0 0 0 0 0 0 0 0 0 0 0 \
+        "42 ({command}) {state} {parent} 42 42 0 -1 {flags} 1 0 0 0 {user_ticks} {kernel_ticks} 0 0 20 0 {threads} 0 {started} 0 0 0 0 0 0 0 0 0 0 0 0 0 \
          0 0 17 {cpu} 0 0 0 0 0 0 0 0 0 0 0 0 {code}"
     )
 }

@@ -3,14 +3,11 @@
 import contextlib
 import fnmatch
 import os
-import pathlib
 import re
 import subprocess
 
 import harness
 import pytest
-from harness import eventually
-from lacking import give_up
 from mechanics import Program, threads
 
 # For how long they are counted.
@@ -55,26 +52,6 @@ def test_faults_are_served_without_an_allocation(processes, spillway, servers, b
     # Ten times a second at most it looks which threads the pager has, which takes some twenty calls.
     most = SECONDS * 10 * 30 + faults / 1000
     assert faults > 5000 and sum(calls) < most, f"{dict(zip(ALLOCATORS, calls, strict=True))} calls in {faults} faults"
-
-
-def test_the_pagers_session_counts_for_little_while_the_fault_thread_is_in_the_idle_class(processes, spillway, build):
-    """Else whom that one wakes on its own CPU may not be let run before it sleeps: a third of all faults over TCP took a third longer."""
-    target = Program(processes, [build("fill"), 96], spillway, "32M").ready()
-    pager = spillway.settled(target.pid)["pager_pid"]
-    session = pathlib.Path(f"/proc/{pager}/autogroup")
-    if not session.exists():
-        give_up("this kernel does not share CPUs out by session")
-    (thread,) = [thread for thread, name in threads(pager) if name == "faults"]
-
-    def counts():
-        return os.sched_getscheduler(thread), int(session.read_text().split()[-1])
-
-    target.tell("churn 30000")
-    eventually(lambda: counts() == (os.SCHED_IDLE, 19), "the fault thread in the idle class, and the session to count for little")
-    # Where every CPU is wanted, it must be there as any other.
-    for _ in range(os.cpu_count()):
-        processes.start(["sh", "-c", "while :; do :; done"])
-    eventually(lambda: counts() == (os.SCHED_OTHER, 0), "the fault thread out of the idle class, and the session to count as any")
 
 
 def test_code_that_a_fault_touches_lies_together(spillway, need):

@@ -26,7 +26,6 @@ mod recording;
 mod remains;
 mod removals;
 mod restart;
-mod session;
 mod shared;
 mod stray;
 mod stretch;

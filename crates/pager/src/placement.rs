@@ -14,7 +14,6 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use crate::procfs::{self, ThreadStat};
-use crate::session;
 use crate::shared::Shared;
 use crate::sys::clock::now_ns;
 use crate::sys::sched::{Class, Cpus, current_cpu, idle_class_can_be_left, set_class, thread_id};
@@ -243,7 +242,6 @@ impl Placement {
             }
             shared.idle.store(class == Class::Idle, Relaxed);
         }
-        session::give_way_to((class == Class::Idle).then_some(stat.session));
         if !shared.aside.swap(false, Relaxed) && self.followed == Some(stat.cpu) {
             return changes;
         }
@@ -269,7 +267,6 @@ impl Placement {
             let _ = allowed.confine(0);
         }
         shared.idle.store(false, Relaxed);
-        session::give_way_to(None);
         self.clear_the_way();
         true
     }
@@ -300,7 +297,6 @@ pub fn rescue(shared: &Shared, how_long: Duration) {
     if thread != 0 && thread != thread_id() {
         let _ = set_class(thread, Class::Normal);
         shared.idle.store(false, Relaxed);
-        session::give_way_to(None);
     }
 }
 

@@ -24,8 +24,6 @@ pub struct Stat {
     pub state: u8,
     /// Its parent.
     pub parent: i32,
-    /// The process that leads its session.
-    pub session: i32,
     /// CPU time in user mode, in clock ticks,
     pub user_ticks: u64,
     /// and in the kernel.
@@ -58,12 +56,10 @@ pub fn parse_stat(text: &str) -> Option<Stat> {
     let mut fields = (3..).zip(rest.split_ascii_whitespace());
     let mut field = |number: usize| fields.find(|(at, _)| *at == number).map(|(_, text)| text);
     let (state, parent) = (*field(3)?.as_bytes().first()?, field(4)?.parse().ok()?);
-    let session = field(6)?.parse().ok()?;
     let flags = field(9)?.parse::<u32>().ok()?;
     Some(Stat {
         state,
         parent,
-        session,
         is_kernels: flags & KERNELS_FLAGS != 0,
         is_ending: flags & ENDING_FLAG != 0,
         user_ticks: field(14)?.parse().ok()?,
@@ -342,11 +338,11 @@ mod tests {
 
     #[test]
     fn a_command_may_hold_parentheses() {
-        let text = "42 (a) b) R) S 7 42 41 0 -1 4194304 1 0 0 0 10 20 0 0 20 0 1 0 999 1000 10 \
+        let text = "42 (a) b) R) S 7 42 42 0 -1 4194304 1 0 0 0 10 20 0 0 20 0 1 0 999 1000 10 \
                     18446744073709551615 1 1 0 0 0 0 0 0 0 0 0 0 17 1 0 0 0 0 0 0 0 0 0 0 0 0 0";
         let stat = parse_stat(text).expect("a good line");
         let flags = (stat.is_kernels, stat.is_ending);
-        assert_eq!((stat.state, stat.parent, stat.session, stat.started, stat.cpu), (b'S', 7, 41, 999, 1));
+        assert_eq!((stat.state, stat.parent, stat.started, stat.cpu), (b'S', 7, 999, 1));
         assert_eq!((stat.user_ticks, stat.kernel_ticks), (10, 20));
         assert_eq!((stat.exit_status, flags), (0, (false, false)));
         let workers = text.replacen(" 4194304 ", " 4210688 ", 1);
