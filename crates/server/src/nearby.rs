@@ -74,16 +74,18 @@ impl Nearby {
         if cpu == self.followed {
             return;
         }
-        let mut cpus = CpuSet::new();
-        match cpu {
-            Some(cpu) => cpus.set(cpu),
-            None => cpus = allowed,
-        }
         // A refusal leaves it where it is, which is slower and not wrong.
-        if sched_setaffinity(None, &cpus).is_ok() {
+        if sched_setaffinity(None, &cpu.map_or(allowed, only)).is_ok() {
             self.followed = cpu;
         }
     }
+}
+
+/// That CPU and no other.
+fn only(cpu: usize) -> CpuSet {
+    let mut cpus = CpuSet::new();
+    cpus.set(cpu);
+    cpus
 }
 
 #[cfg(test)]
@@ -97,11 +99,16 @@ mod tests {
         sched_getaffinity(None).expect("it is known").count()
     }
 
+    /// Both ends of a connection: the client's, the server's.
+    fn connection() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let client = TcpStream::connect(listener.local_addr().expect("bound")).expect("connected");
+        (client, listener.accept().expect("accepted").0)
+    }
+
     #[test]
     fn it_goes_to_a_client_that_waits_and_leaves_one_that_does_not() {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let mut client = TcpStream::connect(listener.local_addr().expect("bound")).expect("connected");
-        let (mut server, _) = listener.accept().expect("accepted");
+        let (mut client, mut server) = connection();
         client.write_all(&[1]).expect("sent");
         server.read_exact(&mut [0]).expect("received");
         let before = places();
@@ -116,22 +123,19 @@ mod tests {
         assert_eq!((turns(Some(7), 1), places()), (may, 1));
         assert_eq!((turns(None, 1), places()), (false, before));
     }
+
     /// It looked every sixteenth turn: a client that the kernel moves three hundred times a second waited for it half of the time.
     #[test]
     fn it_goes_where_its_client_has_gone_in_the_next_turn() {
         let allowed = sched_getaffinity(None).expect("it is known");
         let mut cpus = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu));
         let (Some(first), Some(second)) = (cpus.next(), cpus.next()) else { return };
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let mut client = TcpStream::connect(listener.local_addr().expect("bound")).expect("connected");
-        let (mut server, _) = listener.accept().expect("accepted");
+        let (mut client, mut server) = connection();
         let (go, goes) = std::sync::mpsc::channel::<usize>();
         let (went, gone) = std::sync::mpsc::channel();
         let sends = std::thread::spawn(move || {
             for cpu in goes {
-                let mut cpus = CpuSet::new();
-                cpus.set(cpu);
-                sched_setaffinity(None, &cpus).expect("one of those that are allowed");
+                sched_setaffinity(None, &only(cpu)).expect("one of those that are allowed");
                 client.write_all(&[1]).expect("sent");
                 went.send(()).expect("it is waited for");
             }
