@@ -115,7 +115,7 @@ def guest(mib, fill, rounds):
 
 def applications(tiny):
     """All of them; tiny ones test the comparison itself and say nothing."""
-    orders, ratings, scale, text, sort_mib = (200_000, 400_000, 17, 24, 24) if tiny else (1_000_000, 2_000_000, 20, 64, 128)
+    orders, ratings, scale, text, sort_mib = (200_000, 400_000, 18, 24, 24) if tiny else (1_000_000, 2_000_000, 20, 64, 128)
     rows, queries, keys, requests = (20_000, 2_000, 4_000, 4_000) if tiny else (150_000, 40_000, 16_000, 30_000)
     python = sys.executable
     memory = "64" if tiny else "256"
@@ -188,10 +188,20 @@ def excess(one, key):
     return [loss for (loss,) in losses(one, key)]
 
 
-def beside_zram(measured, share):
-    """Median excess under Spillway and under zram, of each application that zram ran to its end in more than half of the rounds."""
-    both = [(excess(one, f"spillway {share}"), excess(one, f"zram {share}"), len(one["runs"]["native"])) for one in measured.values()]
-    return [(statistics.median(ours), statistics.median(theirs)) for ours, theirs, rounds in both if ours and 2 * len(theirs) > rounds]
+def beside_zram(one, share):
+    """Excess under Spillway and under zram, of each round that ended well in both."""
+    return losses(one, f"spillway {share}", f"zram {share}")
+
+
+def ratios(pairs):
+    """Excess by zram's, of each round: where nothing is lost under zram, nothing is to be lost here."""
+    return [ours / theirs if theirs > 0 else math.inf if ours > 0 else 0.0 for ours, theirs in pairs]
+
+
+def comparable(measured, share):
+    """`beside_zram` of each application that ended well in both in more than half of the rounds."""
+    both = [(beside_zram(one, share), len(one["runs"]["native"])) for one in measured.values()]
+    return [pairs for pairs, rounds in both if 2 * len(pairs) > rounds]
 
 
 def cell(values, rounds=0):

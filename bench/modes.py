@@ -15,6 +15,7 @@ from record import ENDINGS
 
 # Under a cgroup's limit the kernel sometimes kills with swap still free: such runs are repeated this often, and counted.
 TRIES = 5
+KILLED = "killed by the kernel for want of memory"
 
 
 class Failure(Exception):
@@ -22,17 +23,34 @@ class Failure(Exception):
 
 
 def survived(mode, local_mib, run):
-    """What `run(started)` gives in a mode, and how many runs did not end well before: under zram those begin again, and none comes of
-    it when that happens too often."""
-    for killed in range(TRIES):
+    """What `run(started)` gives in a mode, and why each run before that did not end well: under zram those begin again, and none
+    comes of it when that happens too often."""
+    ends = []
+    while len(ends) < TRIES:
         try:
             with mode.within(local_mib) as started:
-                return run(started), killed
+                return run(started), ends
         except (Failure, OSError, subprocess.SubprocessError) as failure:
             if mode.name != "zram":
                 raise
+            ends.append(KILLED if mode.kills else str(failure))
             print(f"\nbench: again, since {failure}", file=sys.stderr)
-    return None, TRIES
+    return None, ends
+
+
+def ends_told(ends):
+    """How many runs did not end well under zram, as a sentence."""
+    killed = sum(end == KILLED for end in ends)
+    others = f"; others: {'; '.join(sorted({end[:100] for end in ends if end != KILLED}))}" if killed < len(ends) else ""
+    return f"Runs that did not end well under zram, and began again: {len(ends)}, of which the kernel killed {killed} for want of memory{others}."
+
+
+def kills_in(group):
+    """How many processes of a memory cgroup the kernel has killed for want of memory: version 1, version 2."""
+    for name in ("memory.oom_control", "memory.events"):
+        with contextlib.suppress(FileNotFoundError):
+            return int(dict(line.split() for line in (group / name).read_text().splitlines())["oom_kill"])
+    return 0
 
 
 @contextlib.contextmanager
@@ -100,6 +118,8 @@ class Zram:
     """The kernel's swap to a compressed RAM disk, the program held to its budget by a memory cgroup."""
 
     name = "zram"
+    # Processes that the kernel killed for want of memory in the last run.
+    kills = 0
     control = pathlib.Path("/sys/class/zram-control")
 
     def __init__(self, _given):
@@ -139,6 +159,9 @@ class Zram:
             with undisturbed():
                 undo.close()
 
+    def count_kills(self, group):
+        self.kills = kills_in(group)
+
     def prepare(self, undo, local_mib):
         number = (self.control / "hot_add").read_text().strip()
         undo.callback(persist, lambda: (self.control / "hot_remove").write_text(number))
@@ -153,6 +176,7 @@ class Zram:
         group = self.groups / f"spillway-bench-{os.getpid()}"
         group.mkdir()
         undo.callback(persist, group.rmdir)
+        undo.callback(self.count_kills, group)
         (group / self.limit).write_text(f"{local_mib}M")
         return group
 

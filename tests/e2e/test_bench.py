@@ -131,6 +131,15 @@ def test_a_script_is_signalled_while_it_begins_a_program(processes):
     assert run.returncode == 128 + signal.SIGINT, err
 
 
+def test_who_was_killed_for_want_of_memory_is_counted(bench, tmp_path):
+    kills_in = sys.modules[bench.Zram.__module__].kills_in
+    assert kills_in(tmp_path) == 0
+    (tmp_path / "memory.events").write_text("low 0\nhigh 0\nmax 7\noom 2\noom_kill 2\noom_group_kill 0\n")
+    assert kills_in(tmp_path) == 2
+    (tmp_path / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
+    assert kills_in(tmp_path) == 3
+
+
 def test_cgroups_of_both_versions(bench, tmp_path):
     hierarchy = bench.Zram.hierarchy
     with pytest.raises(bench.Failure):
@@ -311,7 +320,9 @@ def test_applications_are_compared_and_recorded(processes, spillway, tmp_path):
     # Pictures are for who has matplotlib.
     pictures = {"results-slowdown.svg", "results-latency.svg"} if importlib.util.find_spec("matplotlib") else set()
     assert {path.name for path in tmp_path.glob("*.svg")} == pictures and all(f"](./{name})" in page for name in pictures)
-    told = json.loads((tmp_path / "results-apps.json").read_text())["applications"]
+    record = json.loads((tmp_path / "results-apps.json").read_text())
+    told = record["applications"]
+    assert "\n".join(loaded("apps").page(record["machine"], record["told"], record["remarks"], told)) + "\n" == out
     counting, checked = ("quicksort", "Redis, wiki trace", "memcached, wiki trace"), ("graph kernel (BFS, PageRank)", "a guest of QEMU (TCG)")
     for name in (*counting, *checked):
         one = told[name]
@@ -323,9 +334,44 @@ def test_applications_are_compared_and_recorded(processes, spillway, tmp_path):
         assert ours["pager"]["faults"] > 100 and ours["pager"]["fault_us"]["mean"] > 0
         assert f"| {name} | 50 % |" in out
     assert told["graph kernel (BFS, PageRank)"]["runs"]["native"][0]["teps"] > 1e6
+    assert re.search(r"^## graph kernel \(BFS, PageRank\): searches\n\n.*\n.*\n\| native \| [\d,]{9,} \|$", out, re.M), out
+    assert all(run["together_per_s"] > 100 for runs in told["Redis, wiki trace"]["runs"].values() for run in runs if run)
     latencies = [us for _, us in told["Redis, wiki trace"]["runs"]["native"][0]["latency_us"]]
     assert latencies == sorted(latencies) and latencies[0] > 0
     assert left_behind() == before
+
+
+def test_a_part_of_all_applications_does_not_replace_their_record(spillway):
+    for part in (["--tiny"], ["--only", "sort"], ["--share", "50"]):
+        words = [REPOSITORY / "bench/apps", *part, "--record", "--spillway", spillway.path]
+        refused = subprocess.run([*map(str, words)], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
+        assert refused.returncode == 2 and "give --into" in refused.stderr, refused.stderr
+
+
+def test_results_are_what_their_figures_say():
+    record, page = (REPOSITORY / "docs/bench" / name for name in ("results-apps.json", "RESULTS.md"))
+    told = json.loads(record.read_text())
+    lines = loaded("apps").page(told["machine"], told["told"], told["remarks"], told["applications"])
+    assert page.read_text().startswith("\n".join(lines) + "\n")
+
+
+def test_what_is_lost_is_told_by_what_is_lost_under_zram():
+    apps = loaded("apps")
+    run = lambda excess: excess and {"total_s": 10 * (1 + excess), "pager": None}
+    one = {"footprint_mib": 100, "time": "total_s", "runs": {"native": [run(1e-9)] * 3}}
+    one["runs"] |= {"zram 50": [run(0.4), run(0.2), None], "spillway 50": [run(0.1), run(0.2), run(0.9)]}
+    assert [round(it, 3) for it in apps.ratios(apps.beside_zram(one, 50))] == [0.25, 1.0]
+    assert "Of 1 that also end under zram in more than half of the rounds, 0 lose nothing or at most half" in "".join(apps.goals({"it": one}, 50))
+    # Where nothing is lost under zram, nothing is to be lost.
+    assert apps.ratios([(0.1, -0.1), (-0.1, -0.2), (0.0, 0.0)]) == [float("inf"), 0.0, 0.0]
+    # One round of three is too few to judge by.
+    one["runs"]["zram 50"] = [run(0.4), None, None]
+    assert apps.comparable({"it": one}, 50) == []
+    told = {"ends": {"it, zram 50": [apps.KILLED] * 5}}
+    assert apps.unfinished(told, "it, zram 50") == "killed each time"
+    told["ends"]["it, zram 50"].append("timed out")
+    assert apps.unfinished(told, "it, zram 50") == "ended well in no round"
+    assert apps.ends_told(told["ends"]["it, zram 50"]).endswith("began again: 6, of which the kernel killed 5 for want of memory; others: timed out.")
 
 
 def test_builds_are_compared_on_applications_and_recorded(processes, spillway, tmp_path):
@@ -441,7 +487,8 @@ def test_a_wiki_client_tells_a_value_that_changed(tmp_path):
         done = subprocess.run([*map(str, words)], capture_output=True, text=True, timeout=30)
     assert done.returncode == 1, done.stderr
     told = json.loads(done.stdout)
-    assert 30 < told["wrong"] <= 50, told["wrong"]
+    # Of 50 requests those that are gets, and 3 times 16 that are made together.
+    assert 30 + 48 < told["wrong"] <= 50 + 48, told["wrong"]
 
 
 def test_what_the_command_measures_is_kept(processes, spillway, tmp_path):
