@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import types
 
 import pytest
 from harness import REPOSITORY, eventually
@@ -61,7 +62,7 @@ def test_a_tiny_run_is_recorded(processes, spillway, tmp_path):
     rows = [line.split(" | ") for line in record.splitlines() if line.startswith("| ")]
     assert len(rows) == 1 + 2 + 4 + 2 + 2 + 2 and len({len(row) for row in rows}) == 1, record
     goals = [row[-1] for row in rows if " of " in row[-1]]
-    assert len(goals) == 6 and all("met" in goal or "missed" in goal or "not measured" in goal for goal in goals), goals
+    assert len(goals) == 7 and all("met" in goal or "missed" in goal or "not measured" in goal for goal in goals), goals
     assert (tmp_path / "tiny.json").exists()
     assert left_behind() == before
 
@@ -162,14 +163,37 @@ def test_goals_are_told_as_they_are_recorded(tmp_path):
 
 
 def test_the_worst_figure_decides_of_a_goal():
-    goal = loaded("goals").Goal
-    verdict = lambda figures, **bounds: goal("it", "that", "none", figures, **bounds).verdict()
-    assert verdict([0.6, 0.2], goal=0.6) == "met"
-    assert verdict([0.7, 0.2], goal=0.6) == "**missed**"
-    assert verdict([0.7], goal=0.6, bound="README.md") == "**missed**: [why](README.md)"
-    assert verdict([3.0, 2.9], goal=3.0, at_least=True) == "**missed**"
-    assert verdict([1.01], goal=1.005, spread=(0.99, 1.02)) == "**missed**, within the spread"
-    assert verdict([1.0], goal=1.005, spread=(0.99, 1.02)) == "met, within the spread"
+    goals, bound = loaded("goals"), loaded("wanted.py").Bound
+    verdict = lambda figures, goal, **more: goals.Goal("it", "that", "none", figures, goal, **more).verdict()
+    assert verdict([0.6, 0.2], bound(0.6)) == "met"
+    assert verdict([0.7, 0.2], bound(0.6)) == "**missed**"
+    assert verdict([0.7], bound(0.6), bound="README.md") == "**missed**: [why](README.md)"
+    assert verdict([3.0, 2.9], bound(3.0, at_least=True)) == "**missed**"
+    assert verdict([3.0, 3.1], bound(3.0, at_least=True)) == "met"
+    assert verdict([1.01], bound(1.005), spread=(0.99, 1.02)) == "**missed**, within the spread"
+    assert verdict([1.0], bound(1.005), spread=(0.99, 1.02)) == "met, within the spread"
+    assert verdict([3.1], bound(3.0, at_least=True), spread=(2.9, 3.2)) == "met, within the spread"
+
+
+def test_records_judge_by_what_is_wanted(bench):
+    """The tables of committed pages are what their scripts make of their figures today."""
+
+    def is_told(name, lines_of):
+        page, figures = (REPOSITORY / "docs/bench" / f"{name}.{kind}" for kind in ("md", "json"))
+        lines = list(lines_of(json.loads(figures.read_text())))
+        assert any("met" in line or "missed" in line for line in lines)
+        assert [line for line in lines if line not in page.read_text().splitlines()] == [], name
+
+    zram, far, fits, sharing, serve = map(loaded, ("zram", "far", "fits", "sharing", "serve"))
+    is_told("0001-half-local-against-zram", lambda told: (line for case, each in told["cases"].items() for line in zram.table(case, each)))
+    is_told("0002-memory-server-against-memcached", serve.told)
+    fitting = [work for work in bench.workloads(False) if work.group == "fits"]
+    modes = [bench.Native, bench.Zram, bench.Spillway]
+    is_told("0002-programs-that-fit", lambda told: bench.table(fitting, told["runs"], modes))
+    is_told("0004-faults-over-tcp", lambda told: far.table(told["rounds"]))
+    given = types.SimpleNamespace(guests=5, memory_mib=256, image_mib=64)
+    is_told("0010-sharing", lambda told: sharing.report(given, told["machine"], told["pool"], told["memory"], told["wrong"]))
+    is_told("0017-fits", lambda told: fits.table(told["pairs"]))
 
 
 def test_what_is_told_of_noisy_figures(bench):
@@ -291,8 +315,8 @@ def test_the_page_about_zram_follows_from_the_yardstick(tmp_path):
         assert done.returncode == status, done.stderr
         text = page.read_text()
         assert f"came back wrong: {2 * bytes}." in text
-        assert "| mean access, us | 1.00 | 10.00 | 7.50 | 0.75 | 0.8: met |" in text
-        assert "| p99, us | 1.00 | 10.00 | 7.50 | 0.75 | 0.1: **missed** |" in text
+        assert "| first touch, us a page | 1.00 | 10.00 | 7.50 | 0.75 | 0.8: met |" in text
+        assert "| mean access, us | 1.00 | 10.00 | 7.50 | 0.75 | 0.6: **missed** |" in text
         assert "at least 1: **missed**" in text
         assert text.endswith("## What bounds it\nby hand\n") and "old" not in text
         assert set(json.loads((tmp_path / "page.json").read_text())["cases"]) == {"uniform", "threads"}
@@ -576,8 +600,8 @@ def test_what_equal_guests_cost_is_measured_and_recorded(processes, spillway, ne
         # The second has little that the first has not.
         assert both["kept_bytes"] < 1.7 * alone["kept_bytes"] and both["left_bytes"] > 1.8 * alone["left_bytes"], steps
         assert 0.2 < alone["saved"] < both["saved"] == 1 - both["kept_bytes"] / both["left_bytes"], steps
-        judged = "met" if both["saved"] >= 0.85 else "**missed**"
-        assert f"| {name} | {100 * both['saved']:.1f} % | at least 85 % (MemX, Table II: up to 50 guests) | {judged} |" in lines
+        judged = "met" if both["saved"] >= 0.86 else "**missed**"
+        assert f"| {name} | {100 * both['saved']:.1f} % | at least 86 % (MemX, Table II: 85 % of up to 50 guests) | {judged} |" in lines
     once, compressed = (steps[-1]["kept_bytes"] for steps in kept["pool"].values())
     assert compressed < once
     if settings:
