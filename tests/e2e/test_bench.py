@@ -160,6 +160,9 @@ def test_goals_are_told_as_they_are_recorded(tmp_path):
         page, _, heading = target.partition("#")
         headings = re.findall(r"^#+ (.*)$", (REPOSITORY / "docs/bench" / page).read_text(), re.MULTILINE)
         assert not heading or heading in [text.lower().replace(" ", "-").replace("`", "") for text in headings], target
+    # Who reads that a goal is missed wants to know why.
+    missed = [line for line in there.splitlines() if "**missed**" in line]
+    assert missed and [line for line in missed if not re.search(r"\*\*missed\*\*[^|]*: \[why\]\([^)]+\)", line)] == []
 
 
 def test_the_worst_figure_decides_of_a_goal():
