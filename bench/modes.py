@@ -46,9 +46,10 @@ def undisturbed():
 
 
 @contextlib.contextmanager
-def running(words, **options):
-    """A program for as long as this lasts, from what a mode made of its command; killed if it is still there at the end. A signal comes
-    before it is started or ends it: between fork and exec the child would take one for itself and forget it."""
+def running(words, ending=signal.SIGKILL, **options):
+    """A program for as long as this lasts, from what a mode made of its command; killed if it is still there at the end, or told to end by
+    another signal, and waited for, where it has something to clean up. A signal comes before it is started or ends it: between fork and
+    exec the child would take one for itself and forget it."""
     enter = words.get("preexec_fn")
 
     def begin():
@@ -66,7 +67,7 @@ def running(words, **options):
         yield process
     finally:
         if process and process.poll() is None:
-            process.kill()
+            process.send_signal(ending)
             process.wait()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -198,13 +199,10 @@ def memory_server(binary):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    server = subprocess.Popen([binary, "serve", "--listen", address, "--memory", "1G"], stderr=subprocess.DEVNULL)
-    try:
+    words = {"args": [binary, "serve", "--listen", address, "--memory", "1G"]}
+    with running(words, ending=signal.SIGTERM, stderr=subprocess.DEVNULL):
         for _ in range(100):
             with contextlib.suppress(OSError), socket.create_connection(address.split(":")):
                 break
             time.sleep(0.05)
         yield f"tcp://{address}"
-    finally:
-        server.terminate()
-        server.wait()

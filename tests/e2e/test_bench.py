@@ -1,5 +1,6 @@
 """The benchmarks: that they measure, record, clean up and judge rightly; their figures are no test's business."""
 
+import contextlib
 import importlib.machinery
 import importlib.util
 import json
@@ -14,7 +15,7 @@ import sys
 import types
 
 import pytest
-from harness import REPOSITORY, eventually
+from harness import REPOSITORY, eventually, session_members, those_who_run
 
 RUN = REPOSITORY / "bench/run"
 
@@ -48,7 +49,8 @@ def bench():
 def left_behind():
     """Swap, zram devices and cgroups that a run may forget."""
     groups = [str(path) for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/memory") for path in pathlib.Path(root).glob("spillway-bench-*")]
-    return pathlib.Path("/proc/swaps").read_text(), sorted(os.listdir("/sys/block")), groups
+    swaps = [line.split()[0] for line in pathlib.Path("/proc/swaps").read_text().splitlines()]
+    return swaps, sorted(os.listdir("/sys/block")), groups
 
 
 def test_a_tiny_run_is_recorded(processes, spillway, tmp_path):
@@ -86,20 +88,63 @@ def test_a_short_churn_is_recorded(processes, spillway, tmp_path):
     assert len(rounds) == 3 and 0 < evicted[0] < evicted[2] and all(each["has"]["threads"] > 3 for each in rounds), rounds
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_cleans_up_when_it_is_interrupted(processes, spillway, number):
+# Scripts that set up swap, or have a program do it, and a form of each that does so soon. What they do is of no interest.
+WALK = ["--size", "256M", "--rounds", "1", "--order", "uniform", "--mode", "zram"]
+SWAPPING = {
+    "run": ["--only", "touch", "--rounds", 1],
+    "overview": WALK,
+    "zram": ["--only", "uniform", "--rounds", 1, "--compare"],
+    "apps": ["--tiny", "--only", "memcached", "--share", 50, "--rounds", 2],
+}
+
+
+def limited_by_the_kernel(session):
+    """Whether one of a session has made a cgroup, which comes after swap to zram."""
+    return any(str(pid) == group.rpartition("-")[2] for group in left_behind()[2] for pid in session_members(session))
+
+
+def memcached_under_a_pager(session):
+    """Whether one of a session has less memory than it wants."""
+    words = [pathlib.Path(f"/proc/{pid}/cmdline") for pid in session_members(session)]
+    with contextlib.suppress(OSError):
+        told = [path.read_bytes().split(b"\0") for path in words]
+        return any(b"--local" in each and b"all" not in each for each in told) and any(each[0] == b"memcached" for each in told)
+    return False
+
+
+# As a key on the terminal does it, to all of the group, or as others do, to the script alone.
+@pytest.mark.parametrize("number, send", [(signal.SIGINT, os.killpg), (signal.SIGTERM, os.kill), (signal.SIGHUP, os.killpg)], ids=["INT", "TERM", "HUP"])
+@pytest.mark.parametrize("script, mode", [*((name, "zram") for name in SWAPPING), ("apps", "spillway")])
+def test_it_cleans_up_when_it_is_interrupted(processes, spillway, tmp_path, script, mode, number, send):
     before = left_behind()
     if not pathlib.Path("/sys/class/zram-control").exists():
         pytest.skip("this kernel has no zram")
-    words = [RUN, "--only", "touch", "--rounds", 1, "--spillway", spillway.path]
-    run = processes.start(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    eventually(lambda: left_behind()[0] != before[0] or run.poll() is not None, "swap to zram", 30)
-    # As a key on the terminal does it, to all of the group, and by an impatient hand.
+    # Whoever runs this is ours.
+    binary = shutil.copy(spillway.path, tmp_path / "measured")
+    words = [RUN.parent / script, *SWAPPING[script]]
+    if script == "zram":
+        yardstick = tmp_path / "yardstick"
+        yardstick.write_text(f"#!/bin/sh\nexec {binary} bench --json {' '.join(WALK)}\n")
+        yardstick.chmod(0o755)
+        words.append(yardstick)
+    run = processes.start([*words, "--spillway", binary], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    begun = {"zram": limited_by_the_kernel, "spillway": memcached_under_a_pager}[mode]
+    eventually(lambda: begun(run.pid) or run.poll() is not None, f"a program under {mode}", 30)
+    # By an impatient hand.
     for _ in range(2):
-        os.killpg(run.pid, number)
+        send(run.pid, number)
     _, err = run.communicate(timeout=30)
     assert run.returncode == 128 + number, err
-    assert left_behind() == before
+    # A pager ends when it hears that its program has.
+    eventually(lambda: not session_members(run.pid) + those_who_run(binary), "what it started to end", 5)
+    left = {name for kind in left_behind() for name in kind}
+
+    def all_gone():
+        # What others make meanwhile goes at some time.
+        left.intersection_update(name for kind in left_behind() for name in kind)
+        return left <= {name for kind in before for name in kind}
+
+    eventually(all_gone, f"{left} to be gone, where others made it")
 
 
 # Between fork and exec of a program that it starts, the program gets SIGINT if a second argument says so; else it waits there.
@@ -130,6 +175,33 @@ def test_a_script_is_signalled_while_it_begins_a_program(processes):
     # The program has its streams: it is at an end when they are.
     _, err = run.communicate(timeout=10)
     assert run.returncode == 128 + signal.SIGINT, err
+
+
+# As soon as a program runs, and before whoever starts it can know, it gets SIGINT.
+SERVES = """
+import os, signal, subprocess, sys
+sys.path.insert(0, sys.argv[1])
+import modes, record
+record.exit_on_signals()
+class Popen(subprocess.Popen):
+    def __init__(self, *words, **options):
+        super().__init__(*words, **options)
+        os.kill(os.getpid(), signal.SIGINT)
+subprocess.Popen = Popen
+with modes.memory_server(sys.argv[2]):
+    print("goes on")
+"""
+
+
+def test_a_script_is_signalled_while_it_begins_a_server(processes, tmp_path):
+    server = tmp_path / "server"
+    server.write_text("#!/bin/sh\nexec sleep 60\n")
+    server.chmod(0o755)
+    words = [sys.executable, "-B", "-c", SERVES, RUN.parent, server]
+    run = processes.start(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # The server has its output: it is at an end when that is.
+    out, err = run.communicate(timeout=10)
+    assert (run.returncode, out) == (128 + signal.SIGINT, ""), out + err
 
 
 def test_cgroups_of_both_versions(bench, tmp_path):
