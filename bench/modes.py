@@ -1,6 +1,7 @@
 """Where a program under comparison may have its memory: native, in the kernel's swap to zram, or under Spillway."""
 
 import argparse
+import atexit
 import contextlib
 import os
 import pathlib
@@ -83,6 +84,14 @@ def persist(action):
             time.sleep(0.1)
 
 
+def give_back(control):
+    """Takes the memory controller from a cgroup's children again, unless others like us have made some of them meanwhile, or the kernel
+    refuses."""
+    with contextlib.suppress(OSError):
+        if not list(control.parent.glob("spillway-bench-*")):
+            control.write_text("-memory")
+
+
 class Native:
     """All memory local."""
 
@@ -119,8 +128,11 @@ class Zram:
                 if "memory" not in (group / "cgroup.controllers").read_text().split():
                     continue
                 # Refused in a cgroup that has processes, as in a container, unless its children have the controller already.
-                if "memory" not in (group / "cgroup.subtree_control").read_text().split():
-                    (group / "cgroup.subtree_control").write_text("+memory")
+                control = group / "cgroup.subtree_control"
+                if "memory" not in control.read_text().split():
+                    with undisturbed():
+                        control.write_text("+memory")
+                        atexit.register(give_back, control)
                 return group, "memory.max"
         raise Failure("there is no memory cgroup")
 

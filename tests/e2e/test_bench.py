@@ -221,6 +221,39 @@ def test_cgroups_of_both_versions(bench, tmp_path):
     assert hierarchy(tmp_path) == (tmp_path / "memory", "memory.limit_in_bytes")
 
 
+# Looks for memory cgroups, says so, and waits to be ended.
+LOOKS = """
+import pathlib, sys, time
+sys.path.insert(0, sys.argv[1])
+import modes, record
+record.exit_on_signals()
+print(modes.Zram.hierarchy(pathlib.Path(sys.argv[2])), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_controller_is_given_back(processes, tmp_path, number):
+    (tmp_path / "cgroup.controllers").write_text("cpu memory\n")
+    control = tmp_path / "cgroup.subtree_control"
+
+    def written(had):
+        """What the file has while the script is there, and afterwards."""
+        control.write_text(had)
+        run = processes.start([sys.executable, "-B", "-c", LOOKS, RUN.parent, tmp_path], stdout=subprocess.PIPE, text=True)
+        assert "memory.max" in run.stdout.readline()
+        meanwhile = control.read_text()
+        run.send_signal(number)
+        assert run.wait(10) == 128 + number
+        return meanwhile, control.read_text()
+
+    assert written("cpu\n") == ("+memory", "-memory")
+    assert written("cpu memory\n") == ("cpu memory\n", "cpu memory\n")
+    # Another script has begun a run of its own.
+    (tmp_path / "spillway-bench-1").mkdir()
+    assert written("cpu\n") == ("+memory", "+memory")
+
+
 def test_goals_are_told_as_they_are_recorded(tmp_path):
     run = subprocess.run([REPOSITORY / "bench/goals", "--into", tmp_path], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
