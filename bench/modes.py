@@ -174,8 +174,8 @@ class Spillway:
     """The embedded pool, under the binary that was built."""
 
     name = "spillway"
-    # Where the pager's counters go after each run, if anybody wants them.
-    stats = None
+    # What else `run` is told, and where the pager's counters go after each run, if anybody wants them.
+    options, stats = (), None
 
     def __init__(self, given):
         self.binary = given.spillway
@@ -186,7 +186,7 @@ class Spillway:
     def within(self, local_mib):
         """Yields what puts `spillway run` before a command."""
         counted = ["--stats", str(self.stats)] if self.stats else []
-        yield lambda command: {"args": [self.binary, "run", "-q", "--local", f"{local_mib}M", *counted, "--", *command]}
+        yield lambda command: {"args": [self.binary, "run", "-q", *self.options, "--local", f"{local_mib}M", *counted, "--", *command]}
 
 
 def add_pools(parser):

@@ -16,6 +16,7 @@ import types
 
 import pytest
 from harness import REPOSITORY, eventually, session_members, those_who_run
+from lacking import give_up
 
 RUN = REPOSITORY / "bench/run"
 
@@ -663,6 +664,21 @@ def tiny(processes, spillway, tmp_path, name, *more):
     out, err = run.communicate(timeout=180)
     assert run.returncode == 0, out + err
     return out, (tmp_path / "tiny.md").read_text(), json.loads((tmp_path / "tiny.json").read_text())
+
+
+@pytest.mark.limit(200)
+def test_a_database_that_shares_memory_is_measured_and_recorded(processes, spillway, tmp_path):
+    if not list(pathlib.Path("/usr/lib/postgresql").glob("*/bin/pgbench")):
+        give_up("no PostgreSQL: scripts/setup-tests installs it")
+    if not pathlib.Path("/sys/class/zram-control").exists():
+        pytest.skip("this kernel has no zram")
+    out, page, kept = tiny(processes, spillway, tmp_path, "postgres")
+    assert out.strip() in page and "- wrong results: 0" in out
+    (one,) = kept["rounds"]
+    for figure in ("uniform queries/s", "uniform mean, us", "zipf queries/s", "zipf mean, us"):
+        # zram need not get to the end.
+        assert all(run[figure] > 0 for run in one.values() if run) and f"| {figure} |" in out, one
+    assert one["native"]["sums"] == one["spillway"]["sums"] and one["spillway"]["fetched_pages"] > 1000, one
 
 
 @pytest.mark.limit(200)
