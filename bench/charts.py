@@ -1,10 +1,15 @@
 """Pictures beside records, drawn where matplotlib is installed."""
 
 import contextlib
+import sys
+
+from applications import python_packages
 
 
 def plotting(seed):
     """matplotlib's pyplot, set up so that the same figures make the same file; none where it is not installed."""
+    # Where scripts/setup-tests puts it.
+    sys.path.append(str(python_packages().with_name("matplotlib")))
     try:
         import matplotlib
     except ImportError:

@@ -1,6 +1,7 @@
 """Where a program under comparison may have its memory: native, in the kernel's swap to zram, or under Spillway."""
 
 import argparse
+import atexit
 import contextlib
 import os
 import pathlib
@@ -64,9 +65,10 @@ def undisturbed():
 
 
 @contextlib.contextmanager
-def running(words, **options):
-    """A program for as long as this lasts, from what a mode made of its command; killed if it is still there at the end. A signal comes
-    before it is started or ends it: between fork and exec the child would take one for itself and forget it."""
+def running(words, ending=signal.SIGKILL, **options):
+    """A program for as long as this lasts, from what a mode made of its command; killed if it is still there at the end, or told to end by
+    another signal, and waited for, where it has something to clean up. A signal comes before it is started or ends it: between fork and
+    exec the child would take one for itself and forget it."""
     enter = words.get("preexec_fn")
 
     def begin():
@@ -84,7 +86,7 @@ def running(words, **options):
         yield process
     finally:
         if process and process.poll() is None:
-            process.kill()
+            process.send_signal(ending)
             process.wait()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -98,6 +100,14 @@ def persist(action):
             if attempt == 49:
                 raise
             time.sleep(0.1)
+
+
+def give_back(control):
+    """Takes the memory controller from a cgroup's children again, unless others like us have made some of them meanwhile, or the kernel
+    refuses."""
+    with contextlib.suppress(OSError):
+        if not list(control.parent.glob("spillway-bench-*")):
+            control.write_text("-memory")
 
 
 class Native:
@@ -138,8 +148,11 @@ class Zram:
                 if "memory" not in (group / "cgroup.controllers").read_text().split():
                     continue
                 # Refused in a cgroup that has processes, as in a container, unless its children have the controller already.
-                if "memory" not in (group / "cgroup.subtree_control").read_text().split():
-                    (group / "cgroup.subtree_control").write_text("+memory")
+                control = group / "cgroup.subtree_control"
+                if "memory" not in control.read_text().split():
+                    with undisturbed():
+                        control.write_text("+memory")
+                        atexit.register(give_back, control)
                 return group, "memory.max"
         raise Failure("there is no memory cgroup")
 
@@ -185,8 +198,8 @@ class Spillway:
     """The embedded pool, under the binary that was built."""
 
     name = "spillway"
-    # Where the pager's counters go after each run, if anybody wants them.
-    stats = None
+    # What else `run` is told, and where the pager's counters go after each run, if anybody wants them.
+    options, stats = (), None
 
     def __init__(self, given):
         self.binary = given.spillway
@@ -197,7 +210,7 @@ class Spillway:
     def within(self, local_mib):
         """Yields what puts `spillway run` before a command."""
         counted = ["--stats", str(self.stats)] if self.stats else []
-        yield lambda command: {"args": [self.binary, "run", "-q", "--local", f"{local_mib}M", *counted, "--", *command]}
+        yield lambda command: {"args": [self.binary, "run", "-q", *self.options, "--local", f"{local_mib}M", *counted, "--", *command]}
 
 
 def add_pools(parser):
@@ -222,13 +235,10 @@ def memory_server(binary):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    server = subprocess.Popen([binary, "serve", "--listen", address, "--memory", "1G"], stderr=subprocess.DEVNULL)
-    try:
+    words = {"args": [binary, "serve", "--listen", address, "--memory", "1G"]}
+    with running(words, ending=signal.SIGTERM, stderr=subprocess.DEVNULL):
         for _ in range(100):
             with contextlib.suppress(OSError), socket.create_connection(address.split(":")):
                 break
             time.sleep(0.05)
         yield f"tcp://{address}"
-    finally:
-        server.terminate()
-        server.wait()

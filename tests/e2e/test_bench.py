@@ -1,5 +1,6 @@
 """The benchmarks: that they measure, record, clean up and judge rightly; their figures are no test's business."""
 
+import contextlib
 import importlib.machinery
 import importlib.util
 import json
@@ -11,9 +12,11 @@ import signal
 import socket
 import subprocess
 import sys
+import types
 
 import pytest
-from harness import REPOSITORY, eventually
+from harness import REPOSITORY, eventually, session_members, those_who_run
+from lacking import give_up
 
 RUN = REPOSITORY / "bench/run"
 
@@ -47,7 +50,8 @@ def bench():
 def left_behind():
     """Swap, zram devices and cgroups that a run may forget."""
     groups = [str(path) for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/memory") for path in pathlib.Path(root).glob("spillway-bench-*")]
-    return pathlib.Path("/proc/swaps").read_text(), sorted(os.listdir("/sys/block")), groups
+    swaps = [line.split()[0] for line in pathlib.Path("/proc/swaps").read_text().splitlines()]
+    return swaps, sorted(os.listdir("/sys/block")), groups
 
 
 def test_a_tiny_run_is_recorded(processes, spillway, tmp_path):
@@ -61,7 +65,7 @@ def test_a_tiny_run_is_recorded(processes, spillway, tmp_path):
     rows = [line.split(" | ") for line in record.splitlines() if line.startswith("| ")]
     assert len(rows) == 1 + 2 + 4 + 2 + 2 + 2 and len({len(row) for row in rows}) == 1, record
     goals = [row[-1] for row in rows if " of " in row[-1]]
-    assert len(goals) == 6 and all("met" in goal or "missed" in goal or "not measured" in goal for goal in goals), goals
+    assert len(goals) == 7 and all("met" in goal or "missed" in goal or "not measured" in goal for goal in goals), goals
     assert (tmp_path / "tiny.json").exists()
     assert left_behind() == before
 
@@ -85,20 +89,63 @@ def test_a_short_churn_is_recorded(processes, spillway, tmp_path):
     assert len(rounds) == 3 and 0 < evicted[0] < evicted[2] and all(each["has"]["threads"] > 3 for each in rounds), rounds
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_cleans_up_when_it_is_interrupted(processes, spillway, number):
+# Scripts that set up swap, or have a program do it, and a form of each that does so soon. What they do is of no interest.
+WALK = ["--size", "256M", "--rounds", "1", "--order", "uniform", "--mode", "zram"]
+SWAPPING = {
+    "run": ["--only", "touch", "--rounds", 1],
+    "overview": WALK,
+    "zram": ["--only", "uniform", "--rounds", 1, "--compare"],
+    "apps": ["--tiny", "--only", "memcached", "--share", 50, "--rounds", 2],
+}
+
+
+def limited_by_the_kernel(session):
+    """Whether one of a session has made a cgroup, which comes after swap to zram."""
+    return any(str(pid) == group.rpartition("-")[2] for group in left_behind()[2] for pid in session_members(session))
+
+
+def memcached_under_a_pager(session):
+    """Whether one of a session has less memory than it wants."""
+    words = [pathlib.Path(f"/proc/{pid}/cmdline") for pid in session_members(session)]
+    with contextlib.suppress(OSError):
+        told = [path.read_bytes().split(b"\0") for path in words]
+        return any(b"--local" in each and b"all" not in each for each in told) and any(each[0] == b"memcached" for each in told)
+    return False
+
+
+# As a key on the terminal does it, to all of the group, or as others do, to the script alone.
+@pytest.mark.parametrize("number, send", [(signal.SIGINT, os.killpg), (signal.SIGTERM, os.kill), (signal.SIGHUP, os.killpg)], ids=["INT", "TERM", "HUP"])
+@pytest.mark.parametrize("script, mode", [*((name, "zram") for name in SWAPPING), ("apps", "spillway")])
+def test_it_cleans_up_when_it_is_interrupted(processes, spillway, tmp_path, script, mode, number, send):
     before = left_behind()
     if not pathlib.Path("/sys/class/zram-control").exists():
         pytest.skip("this kernel has no zram")
-    words = [RUN, "--only", "touch", "--rounds", 1, "--spillway", spillway.path]
-    run = processes.start(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    eventually(lambda: left_behind()[0] != before[0] or run.poll() is not None, "swap to zram", 30)
-    # As a key on the terminal does it, to all of the group, and by an impatient hand.
+    # Whoever runs this is ours.
+    binary = shutil.copy(spillway.path, tmp_path / "measured")
+    words = [RUN.parent / script, *SWAPPING[script]]
+    if script == "zram":
+        yardstick = tmp_path / "yardstick"
+        yardstick.write_text(f"#!/bin/sh\nexec {binary} bench --json {' '.join(WALK)}\n")
+        yardstick.chmod(0o755)
+        words.append(yardstick)
+    run = processes.start([*words, "--spillway", binary], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    begun = {"zram": limited_by_the_kernel, "spillway": memcached_under_a_pager}[mode]
+    eventually(lambda: begun(run.pid) or run.poll() is not None, f"a program under {mode}", 30)
+    # By an impatient hand.
     for _ in range(2):
-        os.killpg(run.pid, number)
+        send(run.pid, number)
     _, err = run.communicate(timeout=30)
     assert run.returncode == 128 + number, err
-    assert left_behind() == before
+    # A pager ends when it hears that its program has.
+    eventually(lambda: not session_members(run.pid) + those_who_run(binary), "what it started to end", 5)
+    left = {name for kind in left_behind() for name in kind}
+
+    def all_gone():
+        # What others make meanwhile goes at some time.
+        left.intersection_update(name for kind in left_behind() for name in kind)
+        return left <= {name for kind in before for name in kind}
+
+    eventually(all_gone, f"{left} to be gone, where others made it")
 
 
 # Between fork and exec of a program that it starts, the program gets SIGINT if a second argument says so; else it waits there.
@@ -140,6 +187,33 @@ def test_who_was_killed_for_want_of_memory_is_counted(bench, tmp_path):
     assert kills_in(tmp_path) == 3
 
 
+# As soon as a program runs, and before whoever starts it can know, it gets SIGINT.
+SERVES = """
+import os, signal, subprocess, sys
+sys.path.insert(0, sys.argv[1])
+import modes, record
+record.exit_on_signals()
+class Popen(subprocess.Popen):
+    def __init__(self, *words, **options):
+        super().__init__(*words, **options)
+        os.kill(os.getpid(), signal.SIGINT)
+subprocess.Popen = Popen
+with modes.memory_server(sys.argv[2]):
+    print("goes on")
+"""
+
+
+def test_a_script_is_signalled_while_it_begins_a_server(processes, tmp_path):
+    server = tmp_path / "server"
+    server.write_text("#!/bin/sh\nexec sleep 60\n")
+    server.chmod(0o755)
+    words = [sys.executable, "-B", "-c", SERVES, RUN.parent, server]
+    run = processes.start(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # The server has its output: it is at an end when that is.
+    out, err = run.communicate(timeout=10)
+    assert (run.returncode, out) == (128 + signal.SIGINT, ""), out + err
+
+
 def test_cgroups_of_both_versions(bench, tmp_path):
     hierarchy = bench.Zram.hierarchy
     with pytest.raises(bench.Failure):
@@ -157,6 +231,39 @@ def test_cgroups_of_both_versions(bench, tmp_path):
     assert hierarchy(tmp_path) == (tmp_path / "memory", "memory.limit_in_bytes")
 
 
+# Looks for memory cgroups, says so, and waits to be ended.
+LOOKS = """
+import pathlib, sys, time
+sys.path.insert(0, sys.argv[1])
+import modes, record
+record.exit_on_signals()
+print(modes.Zram.hierarchy(pathlib.Path(sys.argv[2])), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_controller_is_given_back(processes, tmp_path, number):
+    (tmp_path / "cgroup.controllers").write_text("cpu memory\n")
+    control = tmp_path / "cgroup.subtree_control"
+
+    def written(had):
+        """What the file has while the script is there, and afterwards."""
+        control.write_text(had)
+        run = processes.start([sys.executable, "-B", "-c", LOOKS, RUN.parent, tmp_path], stdout=subprocess.PIPE, text=True)
+        assert "memory.max" in run.stdout.readline()
+        meanwhile = control.read_text()
+        run.send_signal(number)
+        assert run.wait(10) == 128 + number
+        return meanwhile, control.read_text()
+
+    assert written("cpu\n") == ("+memory", "-memory")
+    assert written("cpu memory\n") == ("cpu memory\n", "cpu memory\n")
+    # Another script has begun a run of its own.
+    (tmp_path / "spillway-bench-1").mkdir()
+    assert written("cpu\n") == ("+memory", "+memory")
+
+
 def test_goals_are_told_as_they_are_recorded(tmp_path):
     run = subprocess.run([REPOSITORY / "bench/goals", "--into", tmp_path], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
@@ -168,17 +275,43 @@ def test_goals_are_told_as_they_are_recorded(tmp_path):
         page, _, heading = target.partition("#")
         headings = re.findall(r"^#+ (.*)$", (REPOSITORY / "docs/bench" / page).read_text(), re.MULTILINE)
         assert not heading or heading in [text.lower().replace(" ", "-").replace("`", "") for text in headings], target
+    # Who reads that a goal is missed wants to know why.
+    missed = [line for line in there.splitlines() if "**missed**" in line]
+    assert missed and [line for line in missed if not re.search(r"\*\*missed\*\*[^|]*: \[why\]\([^)]+\)", line)] == []
 
 
 def test_the_worst_figure_decides_of_a_goal():
-    goal = loaded("goals").Goal
-    verdict = lambda figures, **bounds: goal("it", "that", "none", figures, **bounds).verdict()
-    assert verdict([0.6, 0.2], goal=0.6) == "met"
-    assert verdict([0.7, 0.2], goal=0.6) == "**missed**"
-    assert verdict([0.7], goal=0.6, bound="README.md") == "**missed**: [why](README.md)"
-    assert verdict([3.0, 2.9], goal=3.0, at_least=True) == "**missed**"
-    assert verdict([1.01], goal=1.005, spread=(0.99, 1.02)) == "**missed**, within the spread"
-    assert verdict([1.0], goal=1.005, spread=(0.99, 1.02)) == "met, within the spread"
+    goals, bound = loaded("goals"), loaded("wanted.py").Bound
+    verdict = lambda figures, goal, **more: goals.Goal("it", "that", "none", figures, goal, **more).verdict()
+    assert verdict([0.6, 0.2], bound(0.6)) == "met"
+    assert verdict([0.7, 0.2], bound(0.6)) == "**missed**"
+    assert verdict([0.7], bound(0.6), bound="README.md") == "**missed**: [why](README.md)"
+    assert verdict([3.0, 2.9], bound(3.0, at_least=True)) == "**missed**"
+    assert verdict([3.0, 3.1], bound(3.0, at_least=True)) == "met"
+    assert verdict([1.01], bound(1.005), spread=(0.99, 1.02)) == "**missed**, within the spread"
+    assert verdict([1.0], bound(1.005), spread=(0.99, 1.02)) == "met, within the spread"
+    assert verdict([3.1], bound(3.0, at_least=True), spread=(2.9, 3.2)) == "met, within the spread"
+
+
+def test_records_judge_by_what_is_wanted(bench):
+    """The tables of committed pages are what their scripts make of their figures today."""
+
+    def is_told(name, lines_of):
+        page, figures = (REPOSITORY / "docs/bench" / f"{name}.{kind}" for kind in ("md", "json"))
+        lines = list(lines_of(json.loads(figures.read_text())))
+        assert any("met" in line or "missed" in line for line in lines)
+        assert [line for line in lines if line not in page.read_text().splitlines()] == [], name
+
+    zram, far, fits, sharing, serve = map(loaded, ("zram", "far", "fits", "sharing", "serve"))
+    is_told("0001-half-local-against-zram", lambda told: (line for case, each in told["cases"].items() for line in zram.table(case, each)))
+    is_told("0002-memory-server-against-memcached", serve.told)
+    fitting = [work for work in bench.workloads(False) if work.group == "fits"]
+    modes = [bench.Native, bench.Zram, bench.Spillway]
+    is_told("0002-programs-that-fit", lambda told: bench.table(fitting, told["runs"], modes))
+    is_told("0004-faults-over-tcp", lambda told: far.table(told["rounds"]))
+    given = types.SimpleNamespace(guests=5, memory_mib=256, image_mib=64)
+    is_told("0010-sharing", lambda told: sharing.report(given, told["machine"], told["pool"], told["memory"], told["wrong"]))
+    is_told("0017-fits", lambda told: fits.table(told["pairs"]))
 
 
 def test_what_is_told_of_noisy_figures(bench):
@@ -300,8 +433,8 @@ def test_the_page_about_zram_follows_from_the_yardstick(tmp_path):
         assert done.returncode == status, done.stderr
         text = page.read_text()
         assert f"came back wrong: {2 * bytes}." in text
-        assert "| mean access, us | 1.00 | 10.00 | 7.50 | 0.75 | 0.8: met |" in text
-        assert "| p99, us | 1.00 | 10.00 | 7.50 | 0.75 | 0.1: **missed** |" in text
+        assert "| first touch, us a page | 1.00 | 10.00 | 7.50 | 0.75 | 0.8: met |" in text
+        assert "| mean access, us | 1.00 | 10.00 | 7.50 | 0.75 | 0.6: **missed** |" in text
         assert "at least 1: **missed**" in text
         assert text.endswith("## What bounds it\nby hand\n") and "old" not in text
         assert set(json.loads((tmp_path / "page.json").read_text())["cases"]) == {"uniform", "threads"}
@@ -318,7 +451,7 @@ def test_applications_are_compared_and_recorded(processes, spillway, tmp_path):
     page = (tmp_path / "RESULTS.md").read_text()
     assert page.startswith(out) and "Wrong results: 0." in out and "geometric mean of these" in out
     # Pictures are for who has matplotlib.
-    pictures = {"results-slowdown.svg", "results-latency.svg"} if importlib.util.find_spec("matplotlib") else set()
+    pictures = {"results-slowdown.svg", "results-latency.svg"} if loaded("apps").plotting("") else set()
     assert {path.name for path in tmp_path.glob("*.svg")} == pictures and all(f"](./{name})" in page for name in pictures)
     record = json.loads((tmp_path / "results-apps.json").read_text())
     told = record["applications"]
@@ -581,6 +714,21 @@ def tiny(processes, spillway, tmp_path, name, *more):
 
 
 @pytest.mark.limit(200)
+def test_a_database_that_shares_memory_is_measured_and_recorded(processes, spillway, tmp_path):
+    if not list(pathlib.Path("/usr/lib/postgresql").glob("*/bin/pgbench")):
+        give_up("no PostgreSQL: scripts/setup-tests installs it")
+    if not pathlib.Path("/sys/class/zram-control").exists():
+        pytest.skip("this kernel has no zram")
+    out, page, kept = tiny(processes, spillway, tmp_path, "postgres")
+    assert out.strip() in page and "- wrong results: 0" in out
+    (one,) = kept["rounds"]
+    for figure in ("uniform queries/s", "uniform mean, us", "zipf queries/s", "zipf mean, us"):
+        # zram need not get to the end.
+        assert all(run[figure] > 0 for run in one.values() if run) and f"| {figure} |" in out, one
+    assert one["native"]["sums"] == one["spillway"]["sums"] and one["spillway"]["fetched_pages"] > 1000, one
+
+
+@pytest.mark.limit(200)
 def test_how_fast_a_guest_shrinks_is_measured_and_recorded(processes, spillway, tmp_path):
     out, page, kept = tiny(processes, spillway, tmp_path, "shrink")
     assert out.strip() in page and "goal 100,000 pages a second" in out and "Every checksum was right" in out
@@ -623,8 +771,8 @@ def test_what_equal_guests_cost_is_measured_and_recorded(processes, spillway, ne
         # The second has little that the first has not.
         assert both["kept_bytes"] < 1.7 * alone["kept_bytes"] and both["left_bytes"] > 1.8 * alone["left_bytes"], steps
         assert 0.2 < alone["saved"] < both["saved"] == 1 - both["kept_bytes"] / both["left_bytes"], steps
-        judged = "met" if both["saved"] >= 0.85 else "**missed**"
-        assert f"| {name} | {100 * both['saved']:.1f} % | at least 85 % (MemX, Table II: up to 50 guests) | {judged} |" in lines
+        judged = "met" if both["saved"] >= 0.86 else "**missed**"
+        assert f"| {name} | {100 * both['saved']:.1f} % | at least 86 % (MemX, Table II: 85 % of up to 50 guests) | {judged} |" in lines
     once, compressed = (steps[-1]["kept_bytes"] for steps in kept["pool"].values())
     assert compressed < once
     if settings:

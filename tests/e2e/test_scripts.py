@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 
 import pytest
 from harness import REPOSITORY
@@ -28,6 +29,46 @@ def test_scripts_are_sound():
 def test_setup_is_quick_and_silent_when_all_is_there():
     done = subprocess.run([REPOSITORY / "scripts/setup-tests"], capture_output=True, text=True, timeout=30, env=os.environ)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+# An interpreter that has none of what is fetched, and a pip that is offline or else makes the modules.
+PYTHON = """#!/bin/sh
+case "$*" in
+*'-m pip'*)
+    echo "pip: $*" >>{told}
+    [ -e {online} ] || {{ echo no network >&2; exit 1; }}
+    while [ "$1" != --target ]; do shift; done
+    mkdir -p "$2/matplotlib" && touch "$2/matplotlib/__init__.py" "$2/matplotlib/pyplot.py" "$2/duckdb.py" ;;
+*duckdb* | *matplotlib*) exec {python} -S "$@" ;;
+*) exec {python} "$@" ;;
+esac
+"""
+
+
+def test_setup_fetches_what_bench_takes_of_python(tmp_path):
+    told, online, tools = tmp_path / "told", tmp_path / "online", tmp_path / "tools"
+    tools.mkdir()
+    interpreter = tools / "python3"
+    interpreter.write_text(PYTHON.format(told=told, online=online, python=sys.executable))
+    interpreter.chmod(0o755)
+    environment = os.environ | {"PATH": f"{tools}:{os.environ['PATH']}", "SPILLWAY_TEST_CACHE": str(tmp_path / "cache"), "SPILLWAY_GUEST_KERNEL": "none"}
+
+    def set_up():
+        told.write_text("")
+        done = subprocess.run([REPOSITORY / "scripts/setup-tests"], capture_output=True, text=True, timeout=30, env=environment)
+        assert done.returncode == 0, done.stderr
+        return done.stderr, told.read_text().splitlines()
+
+    # Offline is no failure, and is tried again.
+    for _ in range(2):
+        warned, fetched = set_up()
+        assert "leave it out" in warned and "no charts" in warned and warned.count("no network") == 2
+        assert len(fetched) == 2
+    online.touch()
+    warned, fetched = set_up()
+    assert warned == "" and "duckdb==" in fetched[0] and "matplotlib==" in fetched[1]
+    assert (tmp_path / "cache/python/duckdb.py").exists() and (tmp_path / "cache/matplotlib/matplotlib").exists()
+    assert set_up() == ("", [])
 
 
 @pytest.mark.limit(300)
