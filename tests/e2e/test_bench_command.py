@@ -19,9 +19,10 @@ SMALL = ["bench", "--quick", "--rounds", 1, "--size"]
 
 
 def left_behind(swap_directory):
-    """Swap, zram devices, cgroups and files that a run may forget."""
+    """Swap, zram devices, cgroups with what they have, and files that a run may forget."""
     roots = ("/sys/fs/cgroup", "/sys/fs/cgroup/memory", "/sys/fs/cgroup/unified")
     groups = [str(path) for root in roots for path in pathlib.Path(root).glob("spillway-bench-*")]
+    groups += [path.read_text() for root in roots for path in pathlib.Path(root).glob("cgroup.subtree_control")]
     swaps = [line.split()[0] for line in pathlib.Path("/proc/swaps").read_text().splitlines()[1:]]
     return swaps, sorted(os.listdir("/sys/block")), groups, os.listdir(swap_directory)
 
