@@ -119,13 +119,20 @@ def test_programs_of_the_users_are_compared(bench):
     assert left_behind(bench.swap) == before
 
 
-def test_a_wrong_result_of_a_program_is_told(bench):
-    """That of one that says whether all of its memory is local."""
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("print({resident} > 48_000)", "it said something else than with all of its memory local"),
+        ("exit(0 if {resident} > 48_000 else 3)", "no result: exit status: 3"),
+    ],
+)
+def test_a_wrong_result_of_a_program_is_told(bench, line, what):
+    """That of one that says whether all of its memory is local, or fails where it is not."""
     resident = 'int(open("/proc/self/status").read().split("VmRSS:")[1].split()[0])'
-    run = bench("--mode", "local", "--program", f"python3 -c 'b = bytearray(range(256)) * 200_000; print({resident} > 48_000)'")
+    run = bench("--mode", "local", "--program", f"python3 -c 'b = bytearray(range(256)) * 200_000; {line.format(resident=resident)}'")
     out, err = run.communicate(timeout=100)
     assert run.returncode == 1, out + err
-    assert "50 % local: spillway: it said something else than with all of its memory local" in out
+    assert f"50 % local: spillway: {what}" in out
 
 
 @pytest.mark.parametrize(
