@@ -135,6 +135,20 @@ def test_a_wrong_result_of_a_program_is_told(bench, line, what):
     assert f"50 % local: spillway: {what}" in out
 
 
+@pytest.mark.limit(200)
+def test_the_example_of_a_program_can_be_compared(bench, spillway, processes):
+    """README.md, "See for yourself", and --help have the same."""
+    (line,) = re.findall(r"spillway bench --quick --program '([^']+)'", (harness.REPOSITORY / "README.md").read_text())
+    told, _ = processes.start([spillway.path, "bench", "--help"], stdout=subprocess.PIPE, text=True).communicate(timeout=10)
+    assert f"'{line}'" in " ".join(told.split()) and "no chart of slowdowns by application" in " ".join(told.split())
+    run = bench("--mode", "local", "--program", line)
+    out, err = run.communicate(timeout=190)
+    assert run.returncode == 0, out + err
+    (of,) = json.loads((bench.out / "results.json").read_text())["programs"]
+    assert of["verified"] and all(mode["excess"] for share in of["shares"] for mode in share["modes"]), of
+    assert (bench.out / "report.html").read_text().count("<figcaption>Slowdown by program: ") == 3
+
+
 @pytest.mark.parametrize(
     ("line", "status", "what"),
     [

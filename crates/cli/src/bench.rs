@@ -63,8 +63,9 @@ pub(crate) struct Args {
     /// Only these orders of access, with commas between
     #[arg(long, value_enum, value_name = "ORDER,..", value_delimiter = ',')]
     order: Vec<Order>,
-    /// How much longer this program takes, a line for the shell; may be given several times. Instead of the workloads above, unless
-    /// orders are named, too
+    /// How much longer this program takes, a line for the shell such as 'seq 2000000 | rev | sort -S 1G | md5sum'; may be given several
+    /// times. No application is measured without, and there is no chart of slowdowns by application. Instead of the workloads above,
+    /// unless orders are named, too
     #[arg(long, value_name = "LINE")]
     program: Vec<OsString>,
     /// Where the file to swap to is put for the while
