@@ -19,9 +19,10 @@ SMALL = ["bench", "--quick", "--rounds", 1, "--size"]
 
 
 def left_behind(swap_directory):
-    """Swap, zram devices, cgroups and files that a run may forget."""
+    """Swap, zram devices, cgroups with what they have, and files that a run may forget."""
     roots = ("/sys/fs/cgroup", "/sys/fs/cgroup/memory", "/sys/fs/cgroup/unified")
     groups = [str(path) for root in roots for path in pathlib.Path(root).glob("spillway-bench-*")]
+    groups += [path.read_text() for root in roots for path in pathlib.Path(root).glob("cgroup.subtree_control")]
     swaps = [line.split()[0] for line in pathlib.Path("/proc/swaps").read_text().splitlines()[1:]]
     return swaps, sorted(os.listdir("/sys/block")), groups, os.listdir(swap_directory)
 
@@ -101,6 +102,16 @@ def test_programs_of_the_users_are_compared(bench):
             modes = {mode["mode"]: mode for mode in share["modes"]}
             assert "local" in modes and ("zram" in modes or any("kernel swap, zram" in remark for remark in told["remarks"]))
             assert modes["local"]["ratio_to"]["native"]["median"] > 1, share
+            # One round: what is lost is of the same two runs.
+            (alone,) = of["native"]["rounds"]
+            lost = {name: mode["rounds"][0]["seconds"] / alone["seconds"] - 1 for name, mode in modes.items() if mode["rounds"]}
+            for name, mode in modes.items():
+                assert (mode["excess"] is None) == (name not in lost) and ("excess_to_zram" in mode), mode
+                assert name not in lost or mode["excess"]["median"] == pytest.approx(lost[name]), mode
+            if lost.get("zram", 0) > 0:
+                assert modes["local"]["excess_to_zram"]["median"] == pytest.approx(lost["local"] / lost["zram"]), share
+            else:
+                assert modes["local"]["excess_to_zram"] is None, share
             assert modes["local"]["rounds"][0]["local_peak_bytes"] <= of["footprint_bytes"] * share["local_percent"] / 100 * 1.05 + (2 << 20)
     page = (bench.out / "report.html").read_text()
     charts = re.findall(r"<figcaption>(Slowdown by program: \d+ % local)</figcaption><svg", page)
@@ -108,13 +119,34 @@ def test_programs_of_the_users_are_compared(bench):
     assert left_behind(bench.swap) == before
 
 
-def test_a_wrong_result_of_a_program_is_told(bench):
-    """That of one that says whether all of its memory is local."""
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("print({resident} > 48_000)", "it said something else than with all of its memory local"),
+        ("exit(0 if {resident} > 48_000 else 3)", "no result: exit status: 3"),
+    ],
+)
+def test_a_wrong_result_of_a_program_is_told(bench, line, what):
+    """That of one that says whether all of its memory is local, or fails where it is not."""
     resident = 'int(open("/proc/self/status").read().split("VmRSS:")[1].split()[0])'
-    run = bench("--mode", "local", "--program", f"python3 -c 'b = bytearray(range(256)) * 200_000; print({resident} > 48_000)'")
+    run = bench("--mode", "local", "--program", f"python3 -c 'b = bytearray(range(256)) * 200_000; {line.format(resident=resident)}'")
     out, err = run.communicate(timeout=100)
     assert run.returncode == 1, out + err
-    assert "50 % local: spillway: it said something else than with all of its memory local" in out
+    assert f"50 % local: spillway: {what}" in out
+
+
+@pytest.mark.limit(200)
+def test_the_example_of_a_program_can_be_compared(bench, spillway, processes):
+    """README.md, "See for yourself", and --help have the same."""
+    (line,) = re.findall(r"spillway bench --quick --program '([^']+)'", (harness.REPOSITORY / "README.md").read_text())
+    told, _ = processes.start([spillway.path, "bench", "--help"], stdout=subprocess.PIPE, text=True).communicate(timeout=10)
+    assert f"'{line}'" in " ".join(told.split()) and "no chart of slowdowns by application" in " ".join(told.split())
+    run = bench("--mode", "local", "--program", line)
+    out, err = run.communicate(timeout=190)
+    assert run.returncode == 0, out + err
+    (of,) = json.loads((bench.out / "results.json").read_text())["programs"]
+    assert of["verified"] and all(mode["excess"] for share in of["shares"] for mode in share["modes"]), of
+    assert (bench.out / "report.html").read_text().count("<figcaption>Slowdown by program: ") == 3
 
 
 @pytest.mark.parametrize(

@@ -52,8 +52,7 @@ pub(crate) struct Args {
     /// The results as JSON
     #[arg(long)]
     json: bool,
-    /// How much memory a workload touches [default: 256M, with --quick 64M]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", help = size_help())]
     size: Option<String>,
     /// So many rounds, however long they take
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1000))]
@@ -64,8 +63,9 @@ pub(crate) struct Args {
     /// Only these orders of access, with commas between
     #[arg(long, value_enum, value_name = "ORDER,..", value_delimiter = ',')]
     order: Vec<Order>,
-    /// How much longer this program takes, a line for the shell; may be given several times. Instead of the workloads above, unless
-    /// orders are named, too
+    /// How much longer this program takes, a line for the shell such as 'seq 2000000 | rev | sort -S 1G | md5sum'; may be given several
+    /// times. No application is measured without, and there is no chart of slowdowns by application. Instead of the workloads above,
+    /// unless orders are named, too
     #[arg(long, value_name = "LINE")]
     program: Vec<OsString>,
     /// Where the file to swap to is put for the while
@@ -77,6 +77,12 @@ pub(crate) struct Args {
     /// Have the workload change a bit of its own memory, to see that it is told
     #[arg(long, hide = true)]
     spoil: bool,
+}
+
+/// The figures are the plan's own: written twice, they would part.
+fn size_help() -> String {
+    let [full, quick] = [Plan::full(), Plan::quick()].map(|plan| plan.size >> 20);
+    format!("How much memory a workload touches [default: {full}M, with --quick {quick}M]")
 }
 
 /// Compares, and tells what was found.
@@ -218,4 +224,32 @@ fn modes(args: &Args, size: u64, bench: &mut Bench) -> (Vec<Mode>, Vec<String>) 
     }
     remarks.iter().for_each(|remark| say::note(format!("bench: {remark}")));
     (able, remarks)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        bench: Args,
+    }
+
+    fn help() -> String {
+        <Line as clap::CommandFactory>::command().render_long_help().to_string()
+    }
+
+    #[test]
+    fn the_sizes_that_are_told_are_those_that_are_taken() {
+        let help = help();
+        let told = help.split_once("How much memory a workload touches [default: ").expect("told").1;
+        let (full, quick) =
+            told.split_once(']').and_then(|(told, _)| told.split_once(", with --quick ")).expect("both");
+        for (words, size) in [(vec!["bench"], full), (vec!["bench", "--quick"], quick)] {
+            let plan = plan(&Line::parse_from(words).bench).expect("room for it");
+            assert_eq!(plan.size, parse_bytes(size).expect("a size"), "{size}");
+        }
+    }
 }

@@ -53,7 +53,8 @@ use std::process::ExitCode;
 const EXIT_STATUSES: &str = "\
 Exit status:
   0    done
-  1    something that was begun could not be finished, doctor found something amiss, or bench a wrong byte
+  1    something that was begun could not be finished, doctor found something amiss, or bench a wrong byte,
+       a failed run (the kernel's swap aside) or a program that says something else under Spillway
   2    refused: the line on standard error says what to do, and nothing was changed
   run  the program's own status, or 128 + the number of the signal that ended it;
        70 if the pager died (the program is killed: its memory is gone),

@@ -225,8 +225,12 @@ fn plain(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn to_baseline(of: &Comparison, name: &str) -> f64 {
-        of.systems.iter().find(|system| system.name.starts_with(name)).expect(name).to_baseline
+    fn of<'a>(all: &'a Comparison, name: &str) -> &'a Costs {
+        all.systems.iter().find(|system| system.name.starts_with(name)).expect(name)
+    }
+
+    fn to_baseline(all: &Comparison, name: &str) -> f64 {
+        of(all, name).to_baseline
     }
 
     #[test]
@@ -239,11 +243,45 @@ mod tests {
         assert_eq!(totals(consolidation), [(2646.0, 3618.0), base, base, pooled, pooled]);
         // "A 50% improvement in performance/TCO": 4768 / 3148 is 1.51.
         assert_eq!(format!("{:.2}", to_baseline(memcached, "pooled, by latency")), "1.51");
-        // "Up to 17% perf/$ improvement versus the Max configuration at 8 VMs."
-        assert_eq!(format!("{:.2}", to_baseline(consolidation, "DM+CBPS")), "1.17");
-        // What the paper says in words: DM, too, is above Max; Base and CBPS have lower peaks than either.
-        assert!(to_baseline(consolidation, "DM:") > 1.0);
+        // What the paper says in words: Base and CBPS have lower peaks than Max. The costs and 4 and 5 of 8 VMs say it already: that
+        // CBPS is as fast as the others is assumed, and a penalty would only lower it.
         assert!(["Base", "CBPS"].iter().all(|name| to_baseline(consolidation, name) < 1.0));
+    }
+
+    /// "Up to 17% perf/$ improvement versus the Max configuration at 8 VMs" is not reproduced here, nor can it be: the throughput that
+    /// it rests on is in a figure alone. The description's 0.987 was made from the 17 %, so that the 17 % come out again shows
+    /// that the arithmetic is the paper's, and nothing more.
+    #[test]
+    fn the_papers_17_per_cent_go_in_and_come_out() {
+        let [_, consolidation] = &compare(PAPER).expect("its own")[..] else { panic!("two studies") };
+        let pooled = of(consolidation, "DM+CBPS");
+        assert_eq!(
+            format!("{:.3}", 1.17 * pooled.total / of(consolidation, "Max").total),
+            pooled.performance.to_string()
+        );
+        assert_eq!(format!("{:.2}", pooled.to_baseline), "1.17");
+    }
+
+    /// What can be seen without that figure: both host 8 VMs, and pooled memory makes none faster, so what a pooled server saves is the
+    /// most that it can gain. The paper's 17 % are within that, and ask for all but the whole speed of Max.
+    #[test]
+    fn what_pooled_memory_saves_bounds_what_it_gains() {
+        let [_, consolidation] = &compare(PAPER).expect("its own")[..] else { panic!("two studies") };
+        let max = of(consolidation, "Max");
+        let most = max.total / of(consolidation, "DM+CBPS").total;
+        assert_eq!(format!("{most:.3}"), "1.185");
+        assert!(1.17 < most);
+        for name in ["DM:", "DM+CBPS"] {
+            let pooled = of(consolidation, name);
+            assert!(pooled.performance <= max.performance && pooled.to_baseline <= most, "{pooled:?}");
+        }
+        // By costs alone DM, too, is above Max unless its VMs lose 15.6 %; they are assumed to lose ten ("within 10%").
+        assert_eq!(format!("{:.3}", 1.0 / most), "0.844");
+        assert!(to_baseline(consolidation, "DM:") > 1.0);
+        // At the speed of Max the model comes to that bound.
+        let as_fast = PAPER.replace("performance = 0.987", "performance = 1");
+        let [_, consolidation] = &compare(&as_fast).expect("its own")[..] else { panic!("two studies") };
+        assert!((to_baseline(consolidation, "DM+CBPS") - most).abs() < 1e-9);
     }
 
     #[test]

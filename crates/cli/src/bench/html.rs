@@ -5,7 +5,7 @@ use super::machine::Machine;
 use super::modes::Mode;
 use super::programs::Timings;
 use super::results::{Compared, Results, SHOWN};
-use super::table::{number, spread};
+use super::table::{EXCESS, number, spread};
 use std::fmt::Write;
 
 const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:76em;margin:2em auto;padding:0 1em;color:#222}\
@@ -35,7 +35,10 @@ pub(super) fn page(results: &Results, charts: &[Chart], machine: &Machine) -> St
         let _ = writeln!(html, "<p{class}>Words and pages that came back wrong: {wrong}.</p>");
     }
     if !results.programs.is_empty() {
-        html += "<p>Programs of yours: how many times as long they take as with all of their memory local, median and spread.</p>\n";
+        html += &format!(
+            "<p>Programs of yours: how many times as long they take as with all of their memory local, median and spread. {}</p>\n",
+            escape(EXCESS)
+        );
         results.unverified_words().iter().for_each(|words| html += &format!("<p>{}</p>\n", escape(words)));
     }
     results.repeated_words().iter().for_each(|words| html += &format!("<p>{words}</p>\n"));
@@ -78,16 +81,19 @@ fn table(case: &Compared) -> String {
 }
 
 fn slowdowns(program: &Timings) -> String {
-    let mut html = format!("<h2>{}</h2>\n<table><tr><th></th>", escape(&program.heading()));
+    let mut html = format!("<h2>{}</h2>\n<table>", escape(&program.heading()));
     let shares = || program.shares.keys().rev();
-    shares().for_each(|share| html += &format!("<th>{share} % local</th>"));
-    html += "</tr>\n";
-    for (mode, by_share) in program.slowdowns() {
-        html += &format!("<tr{}><td>{}</td>", ours(mode), mode.title());
-        shares().for_each(|share| {
-            html += &format!("<td>{}</td>", by_share.get(share).copied().map_or("-".into(), spread));
-        });
+    for (heading, modes) in program.tables() {
+        html += &format!("<tr><th>{heading}</th>");
+        shares().for_each(|share| html += &format!("<th>{share} % local</th>"));
         html += "</tr>\n";
+        for (mode, by_share) in modes {
+            html += &format!("<tr{}><td>{}</td>", ours(mode), mode.title());
+            shares().for_each(|share| {
+                html += &format!("<td>{}</td>", by_share.get(share).copied().map_or("-".into(), spread));
+            });
+            html += "</tr>\n";
+        }
     }
     html + "</table>\n"
 }
@@ -123,6 +129,15 @@ mod tests {
             page.contains("<h2>sort &lt;x | wc: 64.0 MiB of memory, 2.00 s") && page.contains("3.00 (3.00..3.00)"),
             "{page}"
         );
+        assert!(
+            page.contains("<th>excess run time</th><th>50 % local</th></tr>\n<tr class=\"ours\"><td>spillway</td><td>2.00 (2.00..2.00)</td>"),
+            "{page}"
+        );
+        assert!(page.contains(&escape(EXCESS)) && !page.contains("excess by zram"), "{page}");
         assert_eq!(page.matches("<svg").count(), 2);
+        results.programs = vec![super::super::programs::tests::beside_zram(&[(2.0, Some(4.0), 3.0)])];
+        let page = super::page(&results, &charts::all(&results).expect("drawn"), &Machine::examine(64 << 20));
+        let row = "<th>excess by zram's</th><th>25 % local</th></tr>\n<tr class=\"ours\"><td>spillway</td><td>0.50 (0.50..0.50)</td>";
+        assert!(page.contains(row), "{page}");
     }
 }

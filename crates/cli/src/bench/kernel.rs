@@ -2,7 +2,7 @@
 //! the rest goes.
 //!
 //! Invariants: all of it is ours, made for one run and undone after it, in the opposite order; what cannot be undone is told,
-//! with the command that does it.
+//! with the command that does it. The memory controller of version 2 alone may be somebody else's in the end: then it stays.
 
 use super::child::is_unwanted;
 use super::sys;
@@ -14,6 +14,20 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 const ZRAM: &str = "/sys/class/zram-control";
+/// What children of a cgroup of version 2 have.
+const SUBTREE_CONTROL: &str = "cgroup.subtree_control";
+/// What can be set for a cgroup of version 2 by the memory controller, and what stands there if nobody has.
+const SETTINGS: [(&str, &str); 9] = [
+    ("memory.max", "max"),
+    ("memory.high", "max"),
+    ("memory.min", "0"),
+    ("memory.low", "0"),
+    ("memory.oom.group", "0"),
+    ("memory.swap.max", "max"),
+    ("memory.swap.high", "max"),
+    ("memory.zswap.max", "max"),
+    ("memory.zswap.writeback", "1"),
+];
 /// A cgroup or a device may be busy for a moment after its last use.
 const TRIES: u32 = 50;
 const BETWEEN_TRIES: Duration = Duration::from_millis(100);
@@ -39,10 +53,11 @@ fn tell_left(what: &str, remedy: &str, done: io::Result<()>) {
 }
 
 /// Where memory cgroups can be made.
-#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Hierarchy {
     root: PathBuf,
     limit: &'static str,
+    /// Where children had no memory controller before.
+    _enabled: Option<Enabled>,
 }
 
 impl Hierarchy {
@@ -50,18 +65,58 @@ impl Hierarchy {
     pub(super) fn find(root: &Path) -> Option<Self> {
         let first = root.join("memory");
         if first.join("memory.limit_in_bytes").exists() {
-            return Some(Self { root: first, limit: "memory.limit_in_bytes" });
+            return Some(Self { root: first, limit: "memory.limit_in_bytes", _enabled: None });
         }
         let has = |group: &Path, file: &str| {
             let listed = fs::read_to_string(group.join(file)).unwrap_or_default();
             listed.split_whitespace().any(|controller| controller == "memory")
         };
         let second = [root.to_path_buf(), root.join("unified")].into_iter();
-        let found = second.filter(|group| has(group, "cgroup.controllers")).find(|group| {
+        second.filter(|group| has(group, "cgroup.controllers")).find_map(|root| {
             // Refused in a cgroup that has processes, as in a container, unless its children have the controller already.
-            has(group, "cgroup.subtree_control") || fs::write(group.join("cgroup.subtree_control"), "+memory").is_ok()
-        });
-        found.map(|root| Self { root, limit: "memory.max" })
+            let enabled = (!has(&root, SUBTREE_CONTROL)).then(|| Enabled::begin(&root)).transpose().ok()?;
+            Some(Self { root, limit: "memory.max", _enabled: enabled })
+        })
+    }
+}
+
+/// The memory controller, which we gave to the children of a cgroup of version 2.
+struct Enabled(PathBuf);
+
+impl Enabled {
+    fn begin(group: &Path) -> io::Result<Self> {
+        fs::write(group.join(SUBTREE_CONTROL), "+memory")?;
+        Ok(Self(group.to_path_buf()))
+    }
+
+    /// Whether somebody has set anything for a child since. The kernel takes the controller away all the same, and what was set with
+    /// it; it refuses only where a child has given the controller on to children of its own.
+    fn is_used(&self) -> bool {
+        let set = |child: &Path| {
+            let differs = |(name, default): &(&str, &str)| {
+                fs::read_to_string(child.join(name)).is_ok_and(|found| found.trim() != *default)
+            };
+            SETTINGS.iter().any(differs)
+        };
+        let children = fs::read_dir(&self.0).into_iter().flatten().flatten();
+        children.map(|child| child.path()).any(|child| child.is_dir() && set(&child))
+    }
+}
+
+impl Drop for Enabled {
+    fn drop(&mut self) {
+        if self.is_used() {
+            return;
+        }
+        let control = self.0.join(SUBTREE_CONTROL);
+        match fs::write(&control, "-memory") {
+            // A child has given it on: it is somebody else's by now.
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {}
+            done => {
+                let control = control.display();
+                tell_left(&format!("memory in {control}"), &format!("echo -memory >{control}"), done);
+            }
+        }
     }
 }
 
@@ -231,19 +286,49 @@ mod tests {
     fn cgroups_of_both_versions_are_found() {
         let root = std::env::temp_dir().join(format!("spillway-cgroups-{}", std::process::id()));
         fs::create_dir_all(&root).expect("a directory");
-        assert_eq!(Hierarchy::find(&root), None);
+        let find = || Hierarchy::find(&root);
+        let is =
+            |of: Option<&Hierarchy>, place: &Path, limit| of.is_some_and(|of| of.root == place && of.limit == limit);
+        assert!(find().is_none());
         fs::write(root.join("cgroup.controllers"), "cpu io memory pids\n").expect("written");
         let control = root.join("cgroup.subtree_control");
+        let controlled = || fs::read_to_string(&control).expect("readable");
         fs::write(&control, "cpu memory\n").expect("written");
-        let second = Hierarchy { root: root.clone(), limit: "memory.max" };
-        assert_eq!(Hierarchy::find(&root).as_ref(), Some(&second));
+        assert!(is(find().as_ref(), &root, "memory.max"));
+        assert_eq!(controlled(), "cpu memory\n");
         fs::write(&control, "cpu\n").expect("written");
-        assert_eq!(Hierarchy::find(&root), Some(second));
-        assert_eq!(fs::read_to_string(&control).expect("readable"), "+memory");
+        let second = find();
+        assert!(is(second.as_ref(), &root, "memory.max"));
+        assert_eq!(controlled(), "+memory");
+        drop(second);
+        assert_eq!(controlled(), "-memory");
         fs::create_dir(root.join("memory")).expect("a directory");
         fs::write(root.join("memory/memory.limit_in_bytes"), "").expect("written");
-        let first = Hierarchy { root: root.join("memory"), limit: "memory.limit_in_bytes" };
-        assert_eq!(Hierarchy::find(&root), Some(first));
+        assert!(is(find().as_ref(), &root.join("memory"), "memory.limit_in_bytes"));
+        fs::remove_dir_all(root).expect("removed");
+    }
+
+    #[test]
+    fn a_controller_that_others_use_by_now_stays() {
+        let root = std::env::temp_dir().join(format!("spillway-controller-{}", std::process::id()));
+        let (control, child) = (root.join(SUBTREE_CONTROL), root.join("theirs"));
+        fs::create_dir_all(&child).expect("a directory");
+        let left_as = |limit: &str, share: &str| {
+            fs::write(root.join("cgroup.controllers"), "memory\n").expect("written");
+            fs::write(&control, "").expect("written");
+            let found = Hierarchy::find(&root).expect("one");
+            // What the kernel makes for a child that is there already.
+            fs::write(child.join("memory.max"), limit).expect("written");
+            fs::write(child.join("memory.low"), share).expect("written");
+            drop(found);
+            fs::read_to_string(&control).expect("readable")
+        };
+        assert_eq!(left_as("max\n", "0\n"), "-memory");
+        assert_eq!([left_as("1048576\n", "0\n"), left_as("max\n", "4096\n")], ["+memory", "+memory"]);
+        // Nor does it matter where the kernel refuses.
+        let enabled = Enabled(child.clone());
+        fs::create_dir(child.join(SUBTREE_CONTROL)).expect("a directory");
+        drop(enabled);
         fs::remove_dir_all(root).expect("removed");
     }
 

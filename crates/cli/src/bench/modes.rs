@@ -153,6 +153,9 @@ impl Bench {
     }
 
     fn find_groups(&mut self) -> Result<(), String> {
+        if self.groups.is_some() {
+            return Ok(());
+        }
         let found = Hierarchy::find(Path::new("/sys/fs/cgroup"));
         let found = found.ok_or("there is no memory cgroup, of version 1 or 2")?;
         let made = Cgroup::make(&found, BESIDES_BYTES);

@@ -93,6 +93,9 @@ fn title(line: &OsStr) -> String {
     if short.len() < clean.len() { short + "..." } else { short }
 }
 
+/// A figure by mode, and by share of local memory.
+pub(super) type ByShare = BTreeMap<Mode, BTreeMap<u64, Median>>;
+
 /// How long the runs of one took.
 pub(super) struct Timings {
     title: String,
@@ -143,15 +146,48 @@ impl Timings {
     }
 
     /// Those who were compared, and the ratio of their run time to that with all memory local, by share.
-    pub(super) fn slowdowns(&self) -> BTreeMap<Mode, BTreeMap<u64, Median>> {
-        let mut all: BTreeMap<Mode, BTreeMap<u64, Median>> = BTreeMap::new();
+    pub(super) fn slowdowns(&self) -> ByShare {
+        self.by_share(|runs, _| runs.ratio(&self.alone, |of| of.seconds))
+    }
+
+    /// What is told in tables, each with its heading. The last is only there if zram was compared.
+    pub(super) fn tables(&self) -> Vec<(&'static str, ByShare)> {
+        let mut to_zram = self.by_share(|runs, zram| self.excess_to_zram(runs, zram?));
+        let zram = to_zram.remove(&Mode::Zram);
+        let excess = self.by_share(|runs, _| self.excess(runs));
+        let mut all = vec![("times as long", self.slowdowns()), ("excess run time", excess)];
+        all.extend(zram.filter(|_| !to_zram.is_empty()).map(|_| ("excess by zram's", to_zram)));
+        all
+    }
+
+    /// A figure of each mode, from its runs and from those under zram with the same share.
+    fn by_share(&self, figure: impl Fn(&Runs<Timed>, Option<&Runs<Timed>>) -> Option<Median>) -> ByShare {
+        let mut all = ByShare::new();
         for (&share, modes) in &self.shares {
             for (&mode, runs) in modes {
-                let slowdown = runs.ratio(&self.alone, |of| of.seconds);
-                all.entry(mode).or_default().extend(slowdown.map(|slowdown| (share, slowdown)));
+                let found = figure(runs, modes.get(&Mode::Zram));
+                all.entry(mode).or_default().extend(found.map(|found| (share, found)));
             }
         }
         all
+    }
+
+    /// By round, (time / all-local time) - 1; none where it has not ended.
+    fn losses(&self, of: &Runs<Timed>) -> impl Iterator<Item = Option<f64>> {
+        of.ratios(&self.alone, |of| of.seconds).map(|ratio| Some(ratio? - 1.0))
+    }
+
+    /// The excess run time.
+    fn excess(&self, of: &Runs<Timed>) -> Option<Median> {
+        Median::of(self.losses(of).flatten().collect())
+    }
+
+    /// That by zram's of the same round. None where zram loses nothing: in such a round, or in the median of them, and then at all.
+    fn excess_to_zram(&self, of: &Runs<Timed>, zram: &Runs<Timed>) -> Option<Median> {
+        let both = self.losses(of).zip(self.losses(zram)).filter_map(|(ours, zrams)| Some((ours?, zrams?)));
+        let both: Vec<_> = both.collect();
+        Median::of(both.iter().map(|(_, zrams)| *zrams).collect()).filter(|zrams| zrams.median > 0.0)?;
+        Median::of(both.iter().filter(|(_, zrams)| *zrams > 0.0).map(|(ours, zrams)| ours / zrams).collect())
     }
 
     fn runs(&self) -> impl Iterator<Item = (Mode, &Runs<Timed>)> {
@@ -171,10 +207,13 @@ impl Timings {
     /// For programs.
     pub(super) fn json(&self) -> serde_json::Value {
         let told = |mode: Mode, runs: &Runs<Timed>, zram: Option<&Runs<Timed>>| {
-            let to_zram = zram.filter(|_| mode != Mode::Zram).and_then(|zram| runs.ratio(zram, |of| of.seconds));
+            let zram = zram.filter(|_| mode != Mode::Zram);
+            let to_zram = zram.and_then(|zram| runs.ratio(zram, |of| of.seconds));
+            let excess_to_zram = zram.and_then(|zram| self.excess_to_zram(runs, zram));
             serde_json::json!({
                 "mode": mode, "title": mode.title(), "repeated": runs.repeated, "seconds": runs.median(|of| of.seconds),
                 "ratio_to": { "native": runs.ratio(&self.alone, |of| of.seconds), "zram": to_zram },
+                "excess": self.excess(runs), "excess_to_zram": excess_to_zram,
                 "rounds": runs.done().collect::<Vec<_>>(),
             })
         };
@@ -199,13 +238,28 @@ pub(super) mod tests {
         Ok(Run { figures: Timed { seconds, said: Some(said), local_peak_bytes: None }, repeated: 0 })
     }
 
+    /// Nothing is known yet of how long it takes.
+    fn untimed() -> Timings {
+        let (line, said, took) = ("sort <x | wc".into(), Some(7), Duration::from_secs(2));
+        Timings::new(&Program { line, footprint: 64 << 20, said, took })
+    }
+
     /// One that takes 2 s alone, and three times as long half local under Spillway.
     pub(crate) fn timings() -> Timings {
-        let program =
-            Program { line: "sort <x | wc".into(), footprint: 64 << 20, said: Some(7), took: Duration::from_secs(2) };
-        let mut timings = Timings::new(&program);
+        let mut timings = untimed();
         timings.add(100, Mode::Native, run(2.0, 7)).expect("it said the same");
         timings.add(50, Mode::Local, run(6.0, 7)).expect("it said the same");
+        timings
+    }
+
+    /// A quarter local, in rounds of so many seconds: alone, under zram, where it may not have ended, and under Spillway.
+    pub(crate) fn beside_zram(rounds: &[(f64, Option<f64>, f64)]) -> Timings {
+        let mut timings = untimed();
+        for &(alone, zram, ours) in rounds {
+            timings.add(100, Mode::Native, run(alone, 7)).expect("it said the same");
+            let _ = timings.add(25, Mode::Zram, zram.map_or(Err("killed".into()), |zram| run(zram, 7)));
+            timings.add(25, Mode::Local, run(ours, 7)).expect("it said the same");
+        }
         timings
     }
 
@@ -222,6 +276,36 @@ pub(super) mod tests {
         timings.add(50, Mode::Zram, run(4.0, 10)).expect("nothing to compare with");
         assert!(!timings.is_verified() && !timings.slowdowns()[&Mode::Zram].is_empty());
         assert_eq!((timings.rounds(), &timings.json()["verified"]), (2, &false.into()));
+    }
+
+    #[test]
+    fn what_is_lost_is_compared_with_zram_in_the_same_round() {
+        let told = |rounds: &[(f64, Option<f64>, f64)]| {
+            let modes = beside_zram(rounds).json()["shares"][0]["modes"].clone();
+            assert_eq!((&modes[0]["mode"], &modes[1]["mode"]), (&"zram".into(), &"local".into()));
+            assert!(modes[0]["excess_to_zram"].is_null());
+            [&modes[0]["excess"], &modes[1]["excess"], &modes[1]["excess_to_zram"]].map(Clone::clone)
+        };
+        let of = |median: f64, min: f64, max: f64| serde_json::json!(Median { median, min, max });
+        // All of the second round takes twice as long; the medians of times would give another ratio than those of rounds.
+        let found = told(&[(2.0, Some(4.0), 3.0), (4.0, Some(6.0), 7.0), (2.0, Some(3.0), 2.5)]);
+        assert_eq!(found, [of(0.5, 0.5, 1.0), of(0.5, 0.25, 0.75), of(0.5, 0.5, 1.5)]);
+        // A round in which zram did not end, or lost nothing, has no such ratio.
+        let found = told(&[(2.0, None, 5.0), (2.0, Some(4.0), 3.0), (2.0, Some(4.0), 5.0), (2.0, Some(2.0), 3.0)]);
+        assert_eq!(found, [of(1.0, 0.0, 1.0), of(1.0, 0.5, 1.5), of(1.0, 0.5, 1.5)]);
+        // Nor is there one where zram usually loses nothing, or never ends.
+        for zram in [Some(1.0), Some(2.0), None] {
+            let [_, ours, to_zram] = told(&[(2.0, zram, 3.0)]);
+            assert_eq!((ours, to_zram), (of(0.5, 0.5, 0.5), serde_json::Value::Null), "{zram:?}");
+        }
+        let seldom = [(2.0, Some(4.0), 3.0), (2.0, Some(2.0), 3.0), (2.0, Some(1.5), 3.0)];
+        assert!(told(&seldom)[2].is_null());
+        // Without zram there is nothing to compare with.
+        let headings = |of: &Timings| of.tables().into_iter().map(|(heading, _)| heading).collect::<Vec<_>>();
+        assert_eq!(headings(&timings()), ["times as long", "excess run time"]);
+        let both = beside_zram(&[(2.0, None, 3.0)]);
+        assert_eq!(headings(&both), ["times as long", "excess run time", "excess by zram's"]);
+        assert_eq!(both.tables()[2].1.keys().collect::<Vec<_>>(), [&Mode::Local]);
     }
 
     #[test]

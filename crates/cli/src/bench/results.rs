@@ -88,11 +88,15 @@ impl<F> Runs<F> {
 
     /// As a ratio to another mode's.
     pub(super) fn ratio(&self, to: &Self, figure: Figure<F>) -> Option<Median> {
-        let both = self.rounds.iter().zip(&to.rounds).filter_map(|(ours, theirs)| {
+        Median::of(self.ratios(to, figure).flatten().collect())
+    }
+
+    /// Each round's ratio to another mode's; none where one of the two failed.
+    pub(super) fn ratios(&self, to: &Self, figure: Figure<F>) -> impl Iterator<Item = Option<f64>> {
+        self.rounds.iter().zip(&to.rounds).map(move |(ours, theirs)| {
             let (ours, theirs) = (figure(ours.as_ref()?), figure(theirs.as_ref()?));
             (theirs > 0.0).then(|| ours / theirs)
-        });
-        Median::of(both.collect())
+        })
     }
 }
 

@@ -10,6 +10,10 @@ const NAME: usize = 20;
 /// What others are measured against.
 const YARDSTICKS: [Mode; 3] = [Mode::Native, Mode::Zram, Mode::Base];
 
+/// What of programs the reader has to know.
+pub(super) const EXCESS: &str = "Excess run time: (time / all-local time) - 1, of two runs of one round. By zram's: below 1 is less than \
+                                 under the kernel's swap to zram.";
+
 /// A table for each case; below, what there is to say.
 pub(super) fn text(results: &Results) -> String {
     let mut text = String::new();
@@ -23,6 +27,9 @@ pub(super) fn text(results: &Results) -> String {
              Wrong bytes: {}.",
             if results.wrong() == 0 { "none".into() } else { format!("{} words or pages", results.wrong()) },
         );
+    }
+    if !results.programs.is_empty() {
+        text += &format!("{EXCESS}\n");
     }
     results.unverified_words().iter().for_each(|words| text += &format!("{words}\n"));
     results.repeated_words().iter().for_each(|words| text += &format!("{words}\n"));
@@ -57,18 +64,21 @@ fn one(case: &Compared) -> String {
     text + "\n"
 }
 
-/// By how much longer a program takes, by share of local memory: how many times as long as with all of it, with the spread.
+/// By how much longer a program takes, by share of local memory, in every way that it is told, with the spread.
 fn slowdowns(program: &Timings) -> String {
-    let mut text = format!("{}\n{:NAME$}", program.heading(), "times as long");
+    let mut text = program.heading() + "\n";
     let shares = || program.shares.keys().rev();
-    shares().for_each(|share| text += &format!("  {:<18}", format!("{share} % local")));
-    text = text.trim_end().to_owned() + "\n";
-    for (mode, by_share) in program.slowdowns() {
-        text += &format!("{:NAME$}", mode.title());
-        shares().for_each(|share| {
-            text += &format!("  {:<18}", by_share.get(share).copied().map_or("-".into(), spread));
-        });
+    for (heading, modes) in program.tables() {
+        text += &format!("{heading:NAME$}");
+        shares().for_each(|share| text += &format!("  {:<18}", format!("{share} % local")));
         text = text.trim_end().to_owned() + "\n";
+        for (mode, by_share) in modes {
+            text += &format!("{:NAME$}", mode.title());
+            shares().for_each(|share| {
+                text += &format!("  {:<18}", by_share.get(share).copied().map_or("-".into(), spread));
+            });
+            text = text.trim_end().to_owned() + "\n";
+        }
     }
     text + "\n"
 }
@@ -133,6 +143,18 @@ mod tests {
         );
         assert!(
             text.contains("\nspillway              3.00 (3.00..3.00)\n") && !text.contains("Wrong bytes"),
+            "{text}"
+        );
+        assert!(
+            text.contains("\nexcess run time       50 % local\nspillway              2.00 (2.00..2.00)\n")
+                && text.contains("\nExcess run time: (time / all-local time) - 1"),
+            "{text}"
+        );
+        assert!(!text.contains("excess by zram's"), "{text}");
+        results.programs = vec![super::super::programs::tests::beside_zram(&[(2.0, Some(4.0), 3.0)])];
+        let text = super::text(&results);
+        assert!(
+            text.contains("\nexcess by zram's      25 % local\nspillway              0.50 (0.50..0.50)\n"),
             "{text}"
         );
         assert_eq!([number(0.123), number(12.34), number(1234.5)], ["0.12", "12.3", "1234"]);
