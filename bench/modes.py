@@ -103,10 +103,10 @@ def persist(action):
 
 
 def give_back(control):
-    """Takes the memory controller from a cgroup's children again, unless others like us have made some of them meanwhile, or the kernel
-    refuses."""
+    """Takes the memory controller from a cgroup's children again, unless one of them has a limit by now, which would go with it, or the
+    kernel refuses."""
     with contextlib.suppress(OSError):
-        if not list(control.parent.glob("spillway-bench-*")):
+        if all(limit.read_text().strip() == "max" for limit in control.parent.glob("*/memory.max")):
             control.write_text("-memory")
 
 

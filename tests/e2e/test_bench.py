@@ -259,9 +259,12 @@ def test_a_controller_is_given_back(processes, tmp_path, number):
 
     assert written("cpu\n") == ("+memory", "-memory")
     assert written("cpu memory\n") == ("cpu memory\n", "cpu memory\n")
-    # Another script has begun a run of its own.
-    (tmp_path / "spillway-bench-1").mkdir()
+    # Somebody else relies on it by now.
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs/memory.max").write_text("1048576\n")
     assert written("cpu\n") == ("+memory", "+memory")
+    (tmp_path / "theirs/memory.max").write_text("max\n")
+    assert written("cpu\n") == ("+memory", "-memory")
 
 
 def test_goals_are_told_as_they_are_recorded(tmp_path):
