@@ -77,6 +77,12 @@ def test_nothing_is_measured_in_no_rounds(script):
     assert refused.returncode == 2 and "give at least one round" in refused.stderr, refused.stderr
 
 
+# But for the one that measures nothing.
+@pytest.mark.parametrize("script", [name for name in sorted(os.listdir(RUN.parent)) if "def main" in text_of(name) and name != "goals"])
+def test_every_script_ends_what_it_began(script):
+    assert "exit_on_signals()" in text_of(script)
+
+
 def test_a_short_churn_is_recorded(processes, spillway, tmp_path):
     # With one seed in fifteen nobody gets a share that is less than what it has.
     words = [REPOSITORY / "bench/churn", "--minutes", 0, "--rounds", 3, "--targets", 8, "--active", 2, "--rest", 0, "--seed", 2, "--record", "tiny"]
