@@ -12,9 +12,11 @@ import termios
 import time
 
 import pytest
-from harness import children, eventually, executable, status_field
+from harness import MIB, UNMANAGED_BYTES, anonymous_bytes, children, eventually, executable, status_field
 from mechanics import Program, gone, let_go, running, squeeze, state
 
+# MCL_CURRENT, MCL_FUTURE, MCL_ONFAULT.
+CURRENT, FUTURE, ONFAULT = 1, 2, 4
 CALLS = (
     "files vectors direct io_uring pinned pipes sockets getrandom process_vm proc_mem futex mlock mincore structs stacks exec refused_munmap".split()
 )
@@ -73,6 +75,41 @@ def test_mlock_of_evicted_memory_keeps_it_in(processes, spillway, fill):
     locked = pathlib.Path(f"/proc/{target.pid}/smaps_rollup").read_text()
     assert int(re.search(r"^Locked: +(\d+) kB", locked, re.M).group(1)) == 2048, locked
     target.ask("munlock 100 512")
+    target.unharmed()
+    target.tell("exit 0")
+    assert target.status() == 0
+
+
+@pytest.mark.parametrize("flags", [CURRENT, CURRENT | FUTURE, CURRENT | ONFAULT, CURRENT | FUTURE | ONFAULT])
+def test_a_program_that_locks_all_of_its_memory_keeps_it_in(processes, spillway, fill, flags):
+    """What is ours there is locked with it, so that what was captured before could not be dropped, and took the place of what came next."""
+    target = Program(processes, [fill, 32], spillway, "16M").ready()
+    squeeze(spillway, target.pid, "8M")
+    target.ask(f"mlockall {flags}")
+    target.unharmed()
+    spillway.resize(target.pid, "4M")
+    for _ in range(30):
+        time.sleep(0.1)
+        assert spillway.find(target.pid)["local_bytes"] >= 32 * MIB
+    # A tenth of it is zeros, of which the kernel counts none that is its own page of zeros.
+    assert spillway.find(target.pid)["local_bytes"] + MIB >= anonymous_bytes(target.pid) >= 28 * MIB
+    target.unharmed()
+    target.ask("munlockall")
+    squeeze(spillway, target.pid, "8M")
+    assert anonymous_bytes(target.pid) <= 8 * MIB + UNMANAGED_BYTES
+    target.unharmed()
+    target.tell("exit 0")
+    assert target.status() == 0
+
+
+@pytest.mark.parametrize("flags", [FUTURE, FUTURE | ONFAULT])
+def test_a_program_that_locks_what_it_maps_from_now_on_is_adopted(processes, spillway, fill, flags):
+    """The area that captures go through is locked, too, then, and full."""
+    target = Program(processes, [fill, 32]).ready()
+    target.ask(f"mlockall {flags}")
+    spillway.attach(target.pid, "16M")
+    squeeze(spillway, target.pid, "8M")
+    assert anonymous_bytes(target.pid) <= 8 * MIB + UNMANAGED_BYTES
     target.unharmed()
     target.tell("exit 0")
     assert target.status() == 0

@@ -2,7 +2,7 @@
 //
 //   fill MIB [--once]     prints READY when filled, then an answer a command: OK, or BAD and what is wrong
 //
-// verify | rewrite | churn MS | hammer THREADS | fork | snapshot PAGES MS | close | seccomp [threads] | mlock PAGE COUNT |
+// verify | rewrite | churn MS | hammer THREADS | fork | snapshot PAGES MS | close | seccomp [threads] | mlock PAGE COUNT | mlockall FLAGS |
 // munlock PAGE COUNT | drop PAGE COUNT | grow MIB | blank MIB | where | dump FILE | exec | abort | exit STATUS.   --once: verify, and be done.
 #include "pattern.h"
 #include <errno.h>
@@ -120,6 +120,8 @@ static bool obey(char *line) {
     if (!strcmp(word, "seccomp")) return confine(!strcmp(rest, "threads"));
     if (!strcmp(word, "mlock")) return !mlock(memory + a * WORDS, n * PAGE);
     if (!strcmp(word, "munlock")) return !munlock(memory + a * WORDS, n * PAGE);
+    if (!strcmp(word, "mlockall")) return !mlockall((int)a);
+    if (!strcmp(word, "munlockall")) return !munlockall();
     if (!strcmp(word, "dump")) return dump(rest);
     if (!strcmp(word, "abort")) abort();
     if (!strcmp(word, "blank")) {  // touched, and all zeros

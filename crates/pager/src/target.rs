@@ -140,6 +140,8 @@ pub struct Target {
     pub looked: bool,
     /// Whether staging holds pages that were read already.
     pub staged: bool,
+    /// Whether the process has locked all of its memory, staging too, which cannot be emptied then.
+    pub staging_locked: bool,
     /// Captures that are still to be made page by page, after the kernel refused a run.
     pub single: u32,
     /// Pages that the kernel would not move because others share them: a forked child does, or did, or they are merged. And
@@ -209,6 +211,7 @@ impl Target {
             buffers: Vec::with_capacity(BATCH_PAGES),
             looked: false,
             staged: false,
+            staging_locked: false,
             single: 0,
             shared_runs: Vec::with_capacity(BATCH_PAGES),
             unshared: Vec::new(),
@@ -379,14 +382,13 @@ impl Target {
     /// Starts the capture of [`Target::runs`], of pages refused just now if `again`; `about_to` is called before the agent hears
     /// of it. False when the agent is gone.
     pub fn start_capture(&mut self, again: bool, about_to: impl FnOnce(TargetId, &[Run])) -> bool {
-        let staged = std::mem::replace(&mut self.staged, true);
+        self.staged = true;
         let Some(agent) = &mut self.agent else { return false };
         let (layout, uffd, staging) = (agent.layout, agent.uffd, agent.staging());
         let mut list = agent.memory.list();
-        if staged {
-            let bytes = staging.end.0 - staging.start.0;
-            list.call(libc::SYS_madvise, [staging.start.0, bytes, libc::MADV_DONTNEED as u64, 0, 0, 0]);
-        }
+        // Whether or not something of ours is there: the result says whether anything else may be.
+        let bytes = staging.end.0 - staging.start.0;
+        list.call(libc::SYS_madvise, [staging.start.0, bytes, libc::MADV_DONTNEED as u64, 0, 0, 0]);
         let first_call = list.register(&layout, uffd, staging) + 1;
         let mut to = staging.start;
         for run in &self.runs {
@@ -408,6 +410,9 @@ impl Target {
         let staging = agent.staging();
         let bytes = staging.end.0 - staging.start.0;
         let mut list = agent.memory.list();
+        if std::mem::take(&mut self.staging_locked) {
+            list.call(libc::SYS_munlock, [staging.start.0, bytes, 0, 0, 0, 0]);
+        }
         list.call(libc::SYS_madvise, [staging.start.0, bytes, libc::MADV_DONTNEED as u64, 0, 0, 0]);
         list.finish();
         self.staged = false;

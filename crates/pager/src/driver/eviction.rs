@@ -105,7 +105,7 @@ impl Driver {
             return;
         }
         // Neither makes sense without buffers.
-        if self.core.capturable_pages() > 0 && (self.capture_unshared() || self.unshare()) {
+        if self.core.capturable_pages() > 0 && (self.free_staging() || self.capture_unshared() || self.unshare()) {
             return;
         }
         let most = self.core.next_batch_pages().min(BATCH_PAGES as u64);
@@ -250,6 +250,16 @@ impl Driver {
         self.shared.errands_begun.fetch_add(1, Relaxed);
     }
 
+    /// Has staging unlocked and emptied where that could not be emptied; false when there is nothing of that kind.
+    fn free_staging(&mut self) -> bool {
+        let ready = |target: &Option<Target>| {
+            target.as_ref().is_some_and(|target| target.staging_locked && target.may_capture())
+        };
+        let Some(at) = self.targets.iter().position(ready) else { return false };
+        self.errand_begins(at);
+        self.targets[at].as_mut().is_some_and(Target::drop_staged)
+    }
+
     #[inline(never)]
     pub(super) fn drop_staged(&mut self) {
         for at in 0..self.targets.len() {
@@ -269,11 +279,13 @@ impl Driver {
         let mut buffers = target.buffers.drain(..);
         let (mut captured, mut stuck) = (0, 0);
         let mut staging = agent.layout.staging;
+        // Then it is staging that refuses, and not what was to leave.
+        target.staging_locked = agent.memory.result(0) == -i64::from(libc::EINVAL);
         for (i, run) in target.runs.iter().enumerate() {
             let moved = Moved::of(agent, target.pagemap.as_ref(), i, run, staging);
             staging = staging.plus_pages(run.pages);
             let refused = i32::try_from(-agent.memory.result(first_call + i)).unwrap_or(0);
-            if refused == libc::EINVAL && run.pages > 1 {
+            if refused == libc::EINVAL && run.pages > 1 && !target.staging_locked {
                 target.single = 64;
             }
             if let Some(tape) = &mut self.tape {
@@ -281,9 +293,13 @@ impl Driver {
             }
             for (n, buffer) in (0..run.pages).zip(&mut buffers) {
                 let page = run.page.plus(n);
-                let outcome = if moved.has(n) {
+                let is_lost = moved.has_lost(n);
+                let outcome = if moved.has(n) || is_lost {
                     Captured::Moved(buffer)
-                } else if n == moved.told && !matches!(refused, 0 | libc::EAGAIN | libc::EINTR) {
+                } else if n == moved.told
+                    && !target.staging_locked
+                    && !matches!(refused, 0 | libc::EAGAIN | libc::EINTR)
+                {
                     Captured::Stuck
                 } else {
                     Captured::Untried
@@ -304,7 +320,10 @@ impl Driver {
                     self.core.return_buffer(buffer);
                 }
                 self.core.captured(page, outcome);
-                self.hands.reader.note(was_moved.then_some(page), buffer);
+                if is_lost {
+                    self.core.read(page, buffer, Bytes::Lost);
+                }
+                self.hands.reader.note((was_moved && !is_lost).then_some(page), buffer);
             }
         }
         drop(buffers);
@@ -332,7 +351,7 @@ impl Driver {
             staging = staging.plus_pages(run.pages);
             for (n, buffer) in (0..run.pages).zip(&mut buffers) {
                 let page = run.page.plus(n);
-                if moved.has(n) {
+                if moved.has(n) || moved.has_lost(n) {
                     self.core.captured(page, Captured::Moved(buffer));
                     self.core.read(page, buffer, Bytes::Gone);
                 } else {

@@ -205,9 +205,14 @@ impl Driver {
                     });
                     return unused.into_iter().for_each(|buffer| self.core.return_buffer(buffer));
                 };
-                if batch.stage == Stage::Begun && moved.has(n) && self.core.may_capture(page) {
+                let has_left = batch.stage == Stage::Begun && self.core.may_capture(page);
+                if has_left && moved.has(n) {
                     self.core.captured(page, Captured::Moved(buffer));
                     order.push((Some(page), buffer));
+                } else if has_left && moved.has_lost(n) {
+                    self.core.captured(page, Captured::Moved(buffer));
+                    self.core.read(page, buffer, Bytes::Lost);
+                    order.push((None, buffer));
                 } else {
                     unused.push(buffer);
                     order.push((None, buffer));

@@ -36,6 +36,8 @@ pub const FILE_BYTES: u64 = CODE_BYTES + CONTROL_BYTES;
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 const CALLS: usize = BATCH_PAGES + 8;
+/// The result of a call that the agent has not come to: none of those in its lists gives it.
+pub const NOT_BEGUN: i64 = -(libc::EINTR as i64);
 
 /// One system call: number, arguments, and where the agent puts the result.
 #[repr(C)]
@@ -272,7 +274,7 @@ impl List<'_> {
     /// Adds a call; returns its index.
     pub fn call(&mut self, number: libc::c_long, arguments: [u64; 6]) -> usize {
         assert!(self.count < CALLS, "batches are cut to the control pages");
-        let call = Call { number, arguments, result: i64::from(-libc::EINTR) };
+        let call = Call { number, arguments, result: NOT_BEGUN };
         // SAFETY: inside the mapping, and the agent does not run.
         unsafe { (&raw mut (*self.memory.control()).calls[self.count]).write_volatile(call) };
         self.count += 1;
