@@ -29,3 +29,11 @@ def drawn(pyplot, path, *rows, **options):
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
+
+
+def plain_logarithmic(scale, axis, ticks):
+    """Makes an axis logarithmic, with these figures at it, as they are read."""
+    scale("log")
+    low, high = axis.get_view_interval()
+    axis.set_ticks([tick for tick in ticks if low <= tick <= high], [f"{tick:g}" for tick in ticks if low <= tick <= high])
+    axis.set_ticks([], minor=True)
