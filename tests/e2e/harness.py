@@ -345,25 +345,18 @@ def half(size_bytes):
     return size_bytes // 2 // MIB * MIB
 
 
-# What a program may fill at full speed before the pager sees it: README.md, "What a burst can do".
-BURST_BYTES = 48 * MIB
-
-
 def assert_kernel_sees(anonymous, budget_bytes):
     """That the kernel's own count of resident anonymous bytes bears a budget out."""
     limit = PEAK_ALLOWANCE * budget_bytes + UNMANAGED_BYTES
     assert anonymous <= limit, f"the kernel counts {anonymous} resident bytes under a budget of {budget_bytes}"
 
 
-def assert_paged(result, budget_bytes, witness=False):
-    """That a run really paged and kept to its budget, by the pager's figures and, for one process, by the kernel's."""
+def assert_paged(result, budget_bytes):
+    """That a run really paged and kept to its budget, by the pager's figures. By the kernel's the judge is test_budget.py: it samples once
+    the first scan is over, before which a program may fill more."""
     stats = result.stats
     assert stats, "no stats were written"
     assert stats["evicted_pages"] > 0, stats
     assert stats["fetched_pages"] > 0, stats
     assert stats["faults"] > 0, stats
     assert stats["local_peak_bytes"] <= PEAK_ALLOWANCE * budget_bytes, stats
-    if witness:
-        # Sampled from the program's first moment on: what it fills before the pager's first scan counts here, which is why
-        # test_budget.py, which samples once the first scan is over, is the judge of the budget.
-        assert_kernel_sees(result.anonymous_peak_bytes, budget_bytes + BURST_BYTES)
