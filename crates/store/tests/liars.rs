@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::page;
 use spillway_store::blocking::Client;
-use spillway_store::pool;
+use spillway_store::{StoreError, pool};
 
 /// Answers every connection with `greeting`, then with rubbish for each read.
 fn liar(greeting: &'static [u8], rubbish: impl Fn(u64) -> Vec<u8> + Send + 'static) -> u16 {
@@ -80,4 +80,12 @@ fn a_lying_memcached_does_no_harm() {
 fn a_lying_redis_does_no_harm() {
     let port = liar(b"$29\r\nmaxmemory_policy:noeviction\r\n\r\n", rubbish);
     survive(&format!("redis://127.0.0.1:{port}?deadline=300ms"));
+}
+
+#[test]
+fn a_redis_that_refuses_all_writes_is_full() {
+    let port = liar(b"$29\r\nmaxmemory_policy:noeviction\r\n\r\n", |_| b"-READONLY it is a replica\r\n".to_vec());
+    let mut client = Client::new(pool::open(&format!("redis://127.0.0.1:{port}?deadline=300ms")).unwrap().store);
+    assert_eq!(client.put(&page(1), None, Duration::from_millis(300)), Err(StoreError::Full));
+    assert_eq!(client.store().status().stored_bytes, 0);
 }
