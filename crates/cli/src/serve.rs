@@ -46,7 +46,7 @@ pub(crate) struct Args {
     /// Keep identical pages as often as they come
     #[arg(long, conflicts_with = "dedupe_across_tenants")]
     no_dedupe: bool,
-    /// Share pages between clients, too: by timing, one can learn what others have
+    /// Share pages between clients, too: by the free pages in answers, and by timing, one can learn what others have
     #[arg(long)]
     dedupe_across_tenants: bool,
     /// What clients must know: a file of 16 bytes at least, for nobody else to read
@@ -78,7 +78,9 @@ pub(crate) fn serve(args: &Args) -> Result<u8, Failure> {
     let memory = Bytes(config.memory_bytes);
     let server = Server::bind(config).map_err(|error| refused(&error))?;
     let over = if args.tls_cert.is_some() { " over TLS" } else { "" };
-    say::note(format!("lending {memory}{over} on {}; Ctrl-C ends it, and the pages that it holds", server.address()));
+    let address = server.address();
+    let reach = if address.ip().is_loopback() { "only this host reaches it (see --listen); " } else { "" };
+    say::note(format!("lending {memory}{over} on {address}; {reach}Ctrl-C ends it, and the pages that it holds"));
     // A thread of its own: nobody may read what it says, and then it waits for ever.
     let telling = crate::control::thread("refusals").spawn(|| teller.run(REFUSALS_EVERY, tell_refused));
     telling.map_err(|error| refused(&Error::Thread(error)))?;

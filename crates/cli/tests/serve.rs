@@ -122,6 +122,7 @@ fn it_says_where_it_listens_and_ends_cleanly() {
         let mut line = String::new();
         lines.read_line(&mut line).expect("a line");
         assert!(line.starts_with("spillway: lending 16 MiB on 0.0.0.0:") || line.contains("16.0 MiB on"), "{line}");
+        assert!(!line.contains("only this host"), "{line}");
         let port = line.split("0.0.0.0:").nth(1).and_then(|rest| rest.split(';').next()).expect("a port");
         let mut stream = TcpStream::connect(("127.0.0.1", port.parse().expect("a number"))).expect("connected");
         let mut challenge = [0; 8];
@@ -134,6 +135,14 @@ fn it_says_where_it_listens_and_ends_cleanly() {
         lines.read_to_string(&mut rest).expect("text");
         assert_eq!(rest, "");
     }
+}
+
+#[test]
+fn it_says_where_only_this_host_reaches_it() {
+    let mut running = Running::start(&["serve", "--listen", "127.0.0.1:0", "--memory", "16M"]);
+    let mut line = String::new();
+    BufReader::new(running.child.stderr.take().expect("captured")).read_line(&mut line).expect("a line");
+    assert!(line.contains("; only this host reaches it (see --listen); "), "{line}");
 }
 
 #[test]

@@ -134,6 +134,8 @@ impl Connection {
         self.pending_requests(cx);
         if self.pending.len > 0 {
             self.pending.extend(fresh);
+            // Of a request whose head came in pieces, no more than the head was known to be missing.
+            self.pending_requests(cx);
         } else {
             let done = self.session.input(fresh, cx);
             self.pending.extend(&fresh[done..]);

@@ -3,6 +3,7 @@
 //! The file has no name from the moment it is open: pages are soft state, and whatever way the server ends, nothing of them
 //! stays behind. A place has room for a page, is written first, and read only as far as it was written, so
 //! nobody sees what was in it before. When the file takes no more (a full disk, a limit, an error), nothing is lost: pages stay in DRAM and new ones are declined.
+//! That is known only after [`Spill::sync`]: what was written until then may be in the kernel's cache alone, and be lost there when the disk fails.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -25,7 +26,7 @@ pub(crate) struct Spill {
     capacity: u32,
     places: Mutex<Places>,
     taken: AtomicU64,
-    /// The last write failed.
+    /// The last write, or wait for what was written, failed.
     refusing: AtomicBool,
 }
 
@@ -37,7 +38,7 @@ impl Spill {
         Ok(Self::in_file(file, bytes))
     }
 
-    fn in_file(file: File, bytes: u64) -> Self {
+    pub(crate) fn in_file(file: File, bytes: u64) -> Self {
         let capacity = u32::try_from(bytes / PAGE_BYTES_U64).unwrap_or(u32::MAX / 2);
         Self { file, capacity, places: Mutex::default(), taken: AtomicU64::new(0), refusing: AtomicBool::new(false) }
     }
@@ -59,20 +60,26 @@ impl Spill {
     /// Writes what is stored of a page; where it is now. `Ok(None)` when there is no place.
     pub(crate) fn write(&self, bytes: &[u8]) -> io::Result<Option<u32>> {
         let Some(place) = self.take() else { return Ok(None) };
-        let written = self.file.write_all_at(bytes, offset(place));
-        self.refusing.store(written.is_err(), Relaxed);
-        match written {
+        match self.file.write_all_at(bytes, offset(place)) {
             Ok(()) => Ok(Some(place)),
             Err(error) => {
+                self.refusing.store(true, Relaxed);
                 self.free(place);
                 Err(error)
             }
         }
     }
 
+    /// Waits until the disk has what was written. An error means that it may lack anything since the last time.
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        let synced = self.file.sync_data();
+        self.refusing.store(synced.is_err(), Relaxed);
+        synced
+    }
+
     /// Reads what was written to a place.
     pub(crate) fn read(&self, place: u32, into: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(into, offset(place))
+        twice(|| self.file.read_exact_at(into, offset(place)))
     }
 
     /// Frees the place of a page.
@@ -102,4 +109,27 @@ impl Spill {
 
 fn offset(place: u32) -> u64 {
     u64::from(place) * PAGE_BYTES_U64
+}
+
+/// Tries again what has failed: some errors of disks, and of those behind a network above all, pass.
+fn twice(mut read: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+    read().or_else(|_| read())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_that_passes_is_passed_over() {
+        let tried = |results: &[bool]| {
+            let mut left = results.iter();
+            let read = twice(|| if *left.next().unwrap() { Ok(()) } else { Err(io::ErrorKind::Other.into()) });
+            (read.is_ok(), left.len())
+        };
+        assert_eq!(
+            [&[true, true], &[false, true], &[false, false]].map(|results| tried(results)),
+            [(true, 1), (true, 0), (false, 0)]
+        );
+    }
 }

@@ -122,7 +122,7 @@ impl Tenants {
                 None if !room => return Err(Code::Busy),
                 None => {
                     let secret = received.new_secret(token, challenge).ok_or(Code::Tenant)?;
-                    let tenant = Arc::new(self.make(hello.tenant, secret));
+                    let tenant = Arc::new(self.make(hello.tenant, secret).ok_or(Code::Busy)?);
                     entries.entry(hello.tenant).or_insert(Entry { tenant, connections: 0, left: now })
                 }
             };
@@ -140,11 +140,12 @@ impl Tenants {
         Ok((Seat { tenant, epoch }, existed))
     }
 
-    fn make(&self, id: TenantId, secret: Secret) -> Tenant {
-        let scope = self.next_scope.fetch_add(1, Relaxed).max(1);
+    /// `None` once all scopes are used up: pages of another tenant may still have the one that would come again.
+    fn make(&self, id: TenantId, secret: Secret) -> Option<Tenant> {
+        let scope = self.next_scope.fetch_update(Relaxed, Relaxed, |scope| scope.checked_add(1)).ok()?;
         let (incarnation, table, epoch, parked_bytes) =
             (random_u64(), Table::new(), RwLock::new(0), AtomicUsize::new(0));
-        Tenant { id, secret, incarnation, scope, table, epoch, parked_bytes }
+        Some(Tenant { id, secret, incarnation, scope, table, epoch, parked_bytes })
     }
 
     /// A seated connection has ended. With the last of them goes a tenant that has no pages: there is nothing to keep for
@@ -169,5 +170,26 @@ impl Tenants {
 
     fn entries(&self) -> MutexGuard<'_, HashMap<TenantId, Entry>> {
         self.by_id.lock().expect("nothing panics with the tenants locked")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use spillway_wire::hello::{Hello, Versions};
+
+    use super::*;
+
+    #[test]
+    fn no_scope_is_given_twice() {
+        let tenants = Tenants::new(8, Duration::ZERO);
+        tenants.next_scope.store(u32::MAX - 2, Relaxed);
+        let enter = |tenant| {
+            let (versions, challenge) = (Versions::default(), [3; 32]);
+            let hello = Hello { versions, create: true, take_over: false, tenant: [tenant; 16], nonce: [9; 32] };
+            let received = Received::decode(&hello.encode(b"", &[tenant; 16], &challenge)).unwrap();
+            tenants.enter(&received, b"", &challenge, Instant::now()).map(|(seat, _)| seat.tenant.scope)
+        };
+        let scopes = [1, 2, 3, 1].map(enter);
+        assert_eq!(scopes, [Ok(u32::MAX - 2), Ok(u32::MAX - 1), Err(Code::Busy), Ok(u32::MAX - 2)]);
     }
 }

@@ -227,13 +227,16 @@ impl Worker {
             BELL => self.read_letters(now),
             LISTENER => self.accept(now),
             token => {
-                self.with(
-                    token,
-                    now,
-                    |connection, buffer, cx| {
-                        if event.readable { connection.receive(buffer, cx) } else { connection.send(cx) }
-                    },
-                )
+                self.with(token, now, |connection, buffer, cx| {
+                    if event.readable {
+                        connection.receive(buffer, cx)?
+                    } else {
+                        connection.send(cx)?
+                    }
+                    // Neither reading nor writing would find out, and epoll says it without end.
+                    let is_over = event.broken && connection.wanted(cx.shared) == Interest::default();
+                    if is_over { Err(Gone) } else { Ok(()) }
+                });
             }
         }
     }
@@ -379,7 +382,73 @@ impl Worker {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::num::NonZeroU32;
+    use std::sync::mpsc;
+
+    use spillway_core::PAGE_BYTES;
+    use spillway_wire::hello::{CHALLENGE_BYTES, Hello, Versions, decode_challenge};
+    use spillway_wire::request::{self, Class, PutPage};
+    use spillway_wire::{Content, Key, checksum};
+
     use super::*;
+    use crate::config::{Config, Limits, SpillConfig};
+    use crate::keeper::send_away;
+    use crate::server::prepare;
+
+    /// Waits for something; fails naming it.
+    fn soon(what: &str, mut condition: impl FnMut() -> bool) {
+        let began = Instant::now();
+        while !condition() {
+            assert!(began.elapsed() < Duration::from_secs(5), "waited in vain: {what}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn one_that_breaks_off_while_nothing_is_wanted_of_it_is_dropped() {
+        let path = std::env::temp_dir().join(format!("spillway-worker-{}", std::process::id()));
+        let mut config = Config::new(([127, 0, 0, 1], 0).into(), 4 << 20);
+        config.spill = Some(SpillConfig { path, bytes: 1 << 20 });
+        config.limits = Limits { window_bytes: PAGE_BYTES, ..Limits::default() };
+        let listener = TcpListener::bind(config.listen).expect("a port");
+        let address = listener.local_addr().expect("bound");
+        let (to_keeper, gets) = mpsc::channel();
+        let mut shared = prepare(config).expect("memory");
+        shared.to_keeper = Some(to_keeper);
+        let shared = Arc::new(shared);
+        let inboxes: Arc<[_]> = [Arc::new(Inbox::new().expect("a bell"))].into();
+        let worker = Worker::new(Arc::clone(&shared), 0, Arc::clone(&inboxes), Some(listener)).expect("descriptors");
+        let serving = std::thread::spawn(|| worker.run());
+
+        let mut client = TcpStream::connect(address).expect("connected");
+        let mut challenge = [0; CHALLENGE_BYTES];
+        client.read_exact(&mut challenge).expect("a challenge");
+        let challenge = decode_challenge(&challenge).expect("ours");
+        let (key, page) = (Key { region: 1, index: 1 }, [7; PAGE_BYTES]);
+        let hello =
+            Hello { versions: Versions::default(), create: true, take_over: false, tenant: [1; 16], nonce: [9; 32] };
+        let mut said = hello.encode(b"", &[1; 16], &challenge).to_vec();
+        request::put(&mut said, 1, &[PutPage { key, checksum: checksum(&page), content: Content::Bytes(&page) }]);
+        client.write_all(&said).expect("sent");
+        soon("the page", || shared.pool.holdings().distinct == 1);
+        // Twice, as the first time finds it used.
+        assert!([(); 2].map(|()| send_away(&shared.pool, [NonZeroU32::MIN]).is_ok_and(|moved| moved == 1))[1]);
+        let mut get = Vec::new();
+        request::get(&mut get, 2, Class::Demand, &[key]);
+        client.write_all(&get).expect("sent");
+        // Nobody reads the page, so its answer fills the window for as long as the connection lives.
+        let parked = gets.recv_timeout(Duration::from_secs(5)).expect("it waits for the file");
+        // With answers unread, this is a reset.
+        drop(client);
+        soon("the end of the connection", || shared.connections.load(Relaxed) == 0);
+        assert!(!parked.is_wanted());
+
+        parked.discard(&shared.pool);
+        shared.ending.store(true, Relaxed);
+        inboxes[0].wake();
+        serving.join().expect("no panic").expect("a clean end");
+    }
 
     #[test]
     fn few_connections_wait_for_a_worker() {

@@ -53,6 +53,25 @@ fn pages_come_back_over_several_connections() {
 }
 
 #[test]
+fn a_request_in_two_pieces_is_answered_wherever_it_is_cut() {
+    let server = start(config());
+    let mut client = Client::new(&server, 1);
+    client.stream.socket().set_nodelay(true).expect("set");
+    client.stream.socket().set_read_timeout(Some(Duration::from_secs(1))).expect("set");
+    assert_eq!(client.put(&[(key(1), page(1))]), [PageStatus::Ok]);
+    let mut get = Vec::new();
+    request::get(&mut get, 7, Class::Demand, &[key(1)]);
+    for cut in 1..get.len() {
+        client.send(&get[..cut]);
+        // For the server to receive the first piece alone.
+        std::thread::sleep(Duration::from_millis(10));
+        client.send(&get[cut..]);
+        let is_whole = |id, body: AnswerBody<'_>| id == 7 && matches!(body, AnswerBody::Get(pages) if pages.len() == 1);
+        assert_eq!(client.answer(is_whole), Some(true), "cut at {cut}");
+    }
+}
+
+#[test]
 fn a_full_server_says_so_in_every_answer() {
     let mut small = config();
     small.memory_bytes = MIB;

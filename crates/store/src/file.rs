@@ -6,7 +6,7 @@
 use std::fs::{File as Disk, OpenOptions};
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -79,6 +79,9 @@ impl File {
                 fail(OpenErrorKind::Unreachable, text)
             }
         })?;
+        if let Some(text) = exposure(&disk, path).map_err(|error| fail(OpenErrorKind::System, error.to_string()))? {
+            return Err(fail(OpenErrorKind::Unsuitable, text));
+        }
         reserve(&disk, size_bytes).map_err(|error| {
             let text = format!("there is no room for {}: {error}; give a smaller size=", Bytes(size_bytes));
             fail(OpenErrorKind::Full, text)
@@ -222,6 +225,23 @@ fn open(path: &Path) -> io::Result<(Disk, bool)> {
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok((options.open(path)?, false)),
         Err(error) => Err(error),
     }
+}
+
+/// Who else could read a file that was there before, and what to do about it. Who may read a device is its administrator's to say.
+fn exposure(disk: &Disk, path: &Path) -> io::Result<Option<String>> {
+    let meta = disk.metadata()?;
+    if meta.file_type().is_block_device() {
+        return Ok(None);
+    }
+    if meta.uid() != rustix::process::geteuid().as_raw() {
+        let text =
+            "it belongs to another user, who could read the program's memory in it: name a file that does not exist";
+        return Ok(Some(text.into()));
+    }
+    let others = meta.mode() & 0o077 != 0;
+    Ok(others.then(|| {
+        format!("others may read or write it, and it is to hold the program's memory: `chmod 600 {}`", path.display())
+    }))
 }
 
 /// Makes sure that there is room. Of a block device, that it is large enough.

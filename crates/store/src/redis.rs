@@ -81,6 +81,13 @@ fn reply(input: &[u8], bulk_bytes_max: usize) -> Result<Option<(Reply<'_>, usize
     Ok(Some((reply, bytes)))
 }
 
+/// Whether this error means that the server takes no writes for now, and answers everything else.
+fn is_declined(error: &[u8]) -> bool {
+    // It is full; it cannot save to its disk; too few replicas follow it; it became a replica itself.
+    let codes: [&[u8]; 4] = [b"OOM ", b"MISCONF ", b"NOREPLICAS ", b"READONLY "];
+    codes.iter().any(|code| error.starts_with(code))
+}
+
 /// Appends a command.
 pub(crate) fn command(out: &mut Vec<u8>, words: &[&[u8]]) {
     write!(out, "*{}\r\n", words.len()).expect("memory takes it");
@@ -105,6 +112,16 @@ impl Redis {
         if value(b"maxmemory_policy:") != Some(b"noeviction") && !self.lossy {
             let text = "it may evict pages, which are then lost: `redis-cli config set maxmemory-policy noeviction`, or \
                         accept that with `lossy=1`";
+            return Err((OpenErrorKind::Unsuitable, text.into()));
+        }
+        // One that became a replica later is kept: it takes nothing new, and what it has can still be read.
+        if self.run.is_none() && value(b"role:") == Some(b"slave") {
+            let text = "it is a replica, which takes no pages: name the Redis that it follows";
+            return Err((OpenErrorKind::Unsuitable, text.into()));
+        }
+        if value(b"cluster_enabled:") == Some(b"1") {
+            let text = "it is part of a Redis Cluster, which takes only a share of the keys: name one that was started with \
+                        `--cluster-enabled no`";
             return Err((OpenErrorKind::Unsuitable, text.into()));
         }
         let run = value(b"run_id:").map(<[u8]>::to_vec);
@@ -209,7 +226,9 @@ impl Protocol for Redis {
         let (id, asked) = self.asked.pop_front().ok_or(Malformed("nothing that was not asked for"))?;
         let body = match (asked, reply) {
             (Asked::Put, Reply::Simple(_)) => Body::Put(PageStatus::Ok),
-            (Asked::Put, Reply::Error(text)) if text.starts_with(b"OOM") => Body::Put(PageStatus::Full),
+            (Asked::Put, Reply::Error(text)) if is_declined(text) => Body::Put(PageStatus::Full),
+            // It stays there until the server is flushed; its name is not read again before a newer page is under it.
+            (Asked::Free, Reply::Error(text)) if is_declined(text) => Body::Done,
             (Asked::Get, Reply::Bulk(value)) => Body::Get(value),
             (Asked::Free, Reply::Integer) | (Asked::Heartbeat, Reply::Simple(_)) => Body::Done,
             (_, Reply::Error(text)) => {

@@ -3,9 +3,9 @@
 mod common;
 
 use std::fs::OpenOptions;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown};
 
-use common::{PATIENCE, client, page};
+use common::{PATIENCE, client, page, refusal};
 use spillway_store::{Handle, StoreError};
 
 /// A file that is removed with the test.
@@ -64,4 +64,22 @@ fn damage_is_noticed_and_a_file_cut_short_loses_what_was_there() {
     assert_eq!(client.get(handles[1]).map(drop), Err(StoreError::Lost));
     handles.into_iter().for_each(|handle| client.store().free(handle));
     assert_eq!(client.store().status().stored_bytes, 0);
+}
+
+#[test]
+fn a_file_that_others_may_read_is_refused() {
+    let path = Path::new("open");
+    let set = |mode| std::fs::set_permissions(&path.0, std::fs::Permissions::from_mode(mode)).unwrap();
+    drop(client(&path.url()));
+    assert_eq!(std::fs::metadata(&path.0).unwrap().mode() & 0o777, 0o600, "as it is made");
+    for mode in [0o644, 0o640, 0o620, 0o602] {
+        set(mode);
+        assert!(refusal(&path.url()).contains(&format!("`chmod 600 {}`", path.0)), "{mode:o}");
+    }
+    set(0o600);
+    drop(client(&path.url()));
+    // Only root can give it away.
+    if chown(&path.0, Some(65534), None).is_ok() {
+        assert!(refusal(&path.url()).contains("it belongs to another user"));
+    }
 }

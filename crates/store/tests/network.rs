@@ -73,6 +73,60 @@ fn caches_that_evict_are_refused_unless_losses_are_accepted() {
     assert!(right > 0 && right < pages.len(), "{right} pages were kept");
 }
 
+#[test]
+fn redis_that_take_no_pages_are_refused() {
+    let Some(first) = Server::redis(&[]) else { return };
+    let followed = first.port.to_string();
+    let nodes = format!("spillway-nodes-{}.conf", std::process::id());
+    let cluster = ["--cluster-enabled", "yes", "--cluster-config-file", &nodes];
+    let (Some(replica), Some(node)) =
+        (Server::redis(&["--replicaof", "127.0.0.1", &followed]), Server::redis(&cluster))
+    else {
+        return;
+    };
+    assert!(refusal(&format!("redis://127.0.0.1:{}", replica.port)).contains("it is a replica"));
+    assert!(refusal(&format!("redis://127.0.0.1:{}", node.port)).contains("it is part of a Redis Cluster"));
+    drop(node);
+    let _ = std::fs::remove_file(std::path::Path::new("/tmp").join(nodes));
+}
+
+/// Has a Redis do something.
+fn tell(redis: &Server, command: &str) {
+    let mut socket = TcpStream::connect(("127.0.0.1", redis.port)).unwrap();
+    socket.write_all(format!("{command}\r\n").as_bytes()).unwrap();
+    let mut answer = [0; 5];
+    socket.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"+OK\r\n", "{command}");
+}
+
+#[test]
+fn a_redis_that_refuses_writes_for_a_while_is_read_from_meanwhile() {
+    let (Some(one), Some(two)) = (Server::redis(&[]), Server::redis(&[])) else { return };
+    let mut client = client(&format!("redis://127.0.0.1:{},127.0.0.1:{}?deadline=2s", one.port, two.port));
+    let pages = put_all(&mut client, 0..100);
+    let follow = format!("REPLICAOF 127.0.0.1 {}", free_port());
+    let ways =
+        [(&*follow, "REPLICAOF NO ONE"), ("CONFIG SET min-replicas-to-write 1", "CONFIG SET min-replicas-to-write 0")];
+    for (number, (refuse, allow)) in (1..).zip(ways) {
+        let freed = put_all(&mut client, number * 10_000..number * 10_000 + 100);
+        tell(&one, refuse);
+        freed.iter().for_each(|(_, handle)| client.store().free(*handle));
+        let more = put_all(&mut client, number * 20_000..number * 20_000 + 100);
+        client.steps(Duration::from_millis(100));
+        assert_all(&mut client, &pages);
+        assert_all(&mut client, &more);
+        tell(&one, allow);
+        // It is asked again, and has to take what the other does not.
+        client.steps(Duration::from_millis(1200));
+        tell(&two, refuse);
+        let more = put_all(&mut client, number * 30_000..number * 30_000 + 100);
+        assert_all(&mut client, &more);
+        tell(&two, allow);
+        client.steps(Duration::from_millis(1200));
+    }
+    assert_all(&mut client, &pages);
+}
+
 /// Puts until the pool is full, and again after some were freed.
 fn fill(url: &str) {
     let mut client = client(url);

@@ -56,7 +56,7 @@ fn put_away(session: &mut Session, shared: &Shared, pages: u32) {
         ask(session, shared, &frame);
         let number = NonZeroU32::new(index + 1).unwrap();
         // Twice, as the first time finds it used.
-        assert!([(); 2].map(|()| send_away(&shared.pool, number).is_ok_and(|moved| moved))[1]);
+        assert!([(); 2].map(|()| send_away(&shared.pool, [number]).is_ok_and(|moved| moved == 1))[1]);
     }
 }
 

@@ -30,6 +30,8 @@ pub(crate) struct Event {
     pub(crate) token: u64,
     /// It may be read: data, end or error. Otherwise it may be written.
     pub(crate) readable: bool,
+    /// It is of no use any more. That is told again and again, whatever it is watched for.
+    pub(crate) broken: bool,
 }
 
 /// An epoll instance.
@@ -81,7 +83,7 @@ impl Epoll {
         Ok(self.events[..count].iter().map(move |event| {
             let bits = event.events;
             let broken = bits & (bit(libc::EPOLLERR) | bit(libc::EPOLLHUP)) != 0;
-            Event { token: event.u64, readable: broken || bits & bit(libc::EPOLLIN) != 0 }
+            Event { token: event.u64, readable: broken || bits & bit(libc::EPOLLIN) != 0, broken }
         }))
     }
 }

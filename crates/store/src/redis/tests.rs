@@ -38,6 +38,25 @@ fn only_what_does_not_evict_is_taken() {
 }
 
 #[test]
+fn one_that_takes_no_writes_is_refused_at_the_start() {
+    let report = |lines: &str| {
+        let text = format!("# Memory\r\nmaxmemory_policy:noeviction\r\n{lines}\r\nrun_id:a\r\n");
+        format!("${}\r\n{text}\r\n", text.len())
+    };
+    let judge = |lines: &str| greet(None, false, &report(lines)).map(drop);
+    assert_eq!(judge("role:master\r\ncluster_enabled:0"), Ok(()));
+    assert!(judge("role:slave\r\nmaster_host:h").unwrap_err().contains("name the Redis that it follows"));
+    assert!(judge("role:master\r\ncluster_enabled:1").unwrap_err().contains("--cluster-enabled no"));
+    // What has pages already is not left for having become a replica.
+    let mut server = server(None, false);
+    for role in ["role:master", "role:slave"] {
+        server.greet(&mut Vec::new());
+        let greeted = server.greeted(report(role).as_bytes(), &mut Vec::new());
+        assert!(matches!(greeted, Ok((_, Greeting::Done(Grant { forgot: false, .. })))), "{role}");
+    }
+}
+
+#[test]
 fn a_server_that_was_started_anew_has_forgotten() {
     let mut server = server(None, false);
     let mut forgot = |run: &str| {
@@ -93,6 +112,19 @@ fn answers_are_read_whole_or_not_at_all() {
     assert_eq!(answers(said).unwrap().len(), 3);
     let full = b"-OOM command not allowed\r\n$-1\r\n:0\r\n";
     assert_eq!(answers(full).unwrap(), [(1, Some(Item::Full)), (2, Some(Item::Gone)), (3, None)]);
+}
+
+#[test]
+fn writes_that_are_refused_for_now_are_declined() {
+    for error in ["OOM full", "MISCONF no snapshot", "NOREPLICAS too few", "READONLY You can't write"] {
+        let said = format!("-{error}\r\n$2\r\nab\r\n-{error}\r\n");
+        let all = [(1, Some(Item::Full)), (2, Some(Item::Bytes(b"ab"))), (3, None)];
+        assert_eq!(answers(said.as_bytes()).unwrap(), all, "{error}");
+    }
+    let (mut server, mut out) = (server(None, false), Vec::new());
+    server.put(&mut out, 1, &[Parcel { name: Name { epoch: 0, handle: 1 }, page: &[0; PAGE_BYTES] }]);
+    let (answer, _) = server.answer(b"-NOPERM no\r\n").unwrap().unwrap();
+    assert!(matches!(answer.body, Body::Goodbye((_, text)) if text.contains("NOPERM")));
 }
 
 #[test]
