@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import pathlib
 import random
 import signal
 import subprocess
@@ -160,6 +161,50 @@ def test_a_stopped_program_keeps_nobody_waiting(processes, spillway, daemon, fil
     assert daemon.process.wait(20) == 0
     os.kill(stopped.pid, signal.SIGCONT)
     stopped.unharmed()
+
+
+@contextlib.contextmanager
+def freezer(pid):
+    """What freezes a process, or lets it go on, as the pausing of its container does."""
+    root = next((root for root in map(pathlib.Path, ("/sys/fs/cgroup/freezer", "/sys/fs/cgroup")) if (root / "cgroup.procs").exists()), None)
+    if root is None or os.geteuid() != 0:
+        pytest.skip("no freezer")
+    group = root / f"spillway-test-{pid}"
+    group.mkdir()
+    new = (group / "cgroup.freeze").exists()
+
+    def freeze(frozen):
+        (group / ("cgroup.freeze" if new else "freezer.state")).write_text(str(int(frozen)) if new else ["THAWED", "FROZEN"][frozen])
+
+    try:
+        (group / "cgroup.procs").write_text(str(pid))
+        yield freeze
+    finally:
+        freeze(False)
+        with contextlib.suppress(ProcessLookupError):
+            (root / "cgroup.procs").write_text(str(pid))
+        eventually(lambda: not (group / "cgroup.procs").read_text(), "the group to be empty")
+        group.rmdir()
+
+
+def test_a_program_frozen_while_its_pages_leave_keeps_nobody_waiting(processes, spillway, daemon, fill):
+    """Its agent had begun, and could not be told not to: until it went on, others' faults waited for the room that it would make."""
+    daemon.start("--local", "32M")
+    frozen, other = (Program(processes, [fill, mib]).ready() for mib in (64, 16))
+    with freezer(frozen.pid) as freeze:
+        for target in (frozen, other):
+            attach(spillway, target.pid)
+        for tried in range(16):
+            frozen.tell("churn 300")
+            time.sleep(0.1 + 0.007 * tried)
+            freeze(True)
+            spillway.resize(daemon.pid, "8M")
+            other.ask("verify", 10)
+            freeze(False)
+            spillway.resize(daemon.pid, "32M")
+            frozen.answer("churn")
+    for target in (frozen, other):
+        target.unharmed()
 
 
 def test_a_run_goes_to_the_daemon(processes, spillway, daemon, fill):
