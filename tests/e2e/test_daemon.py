@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import signal
 import subprocess
 import time
@@ -114,6 +115,35 @@ def test_a_busy_target_goes_on_while_another_is_let_go(processes, spillway, daem
     leaving.unharmed()
     assert busy.line(30) == "OK"
     busy.unharmed()
+
+
+def test_ps_tells_how_often_programs_fault(processes, spillway, daemon, fill):
+    daemon.start("--local", "16M")
+    served = Program(processes, [fill, 32]).ready()
+    attach(spillway, served.pid)
+    alone = Program(processes, [fill, 32], spillway, "8M", ["--no-daemon"]).ready()
+    spillway.settled(alone.pid)
+    pids = [served.pid, alone.pid]
+    for target in (served, alone):
+        target.tell("churn 4000")
+
+    def seen():
+        return [spillway.find(pid) for pid in pids], time.monotonic()
+
+    time.sleep(0.6)
+    (before, since) = seen()
+    time.sleep(1)
+    (now, until) = seen()
+    for first, then in zip(before, now, strict=True):
+        per_s = (then["faults"] - first["faults"]) / (until - since)
+        assert per_s / 2 < then["faults_per_s"] < per_s * 2 and per_s > 10, (first, then)
+    head, *lines = (re.split(r"\s{2,}", line.strip()) for line in spillway.cli("ps").stdout.splitlines())
+    assert head == ["PID", "PROCS", "TOUCHED", "LOCAL", "BUDGET", "STORED", "FAULTS/S", "P50 US", "P99 US", "COMMAND"]
+    rows = {row["PID"]: row for row in (dict(zip(head, line, strict=True)) for line in lines)}
+    for pid in pids:
+        assert int(rows[str(pid)]["FAULTS/S"]) > 10, rows
+    for target in (served, alone):
+        target.answer("churn")
 
 
 def test_threads_that_follow_each_other_become_a_target(processes, spillway, daemon, build):
