@@ -3,7 +3,9 @@
 import contextlib
 import json
 import os
+import pathlib
 import random
+import re
 import signal
 import subprocess
 import time
@@ -115,6 +117,35 @@ def test_a_busy_target_goes_on_while_another_is_let_go(processes, spillway, daem
     busy.unharmed()
 
 
+def test_ps_tells_how_often_programs_fault(processes, spillway, daemon, fill):
+    daemon.start("--local", "16M")
+    served = Program(processes, [fill, 32]).ready()
+    attach(spillway, served.pid)
+    alone = Program(processes, [fill, 32], spillway, "8M", ["--no-daemon"]).ready()
+    spillway.settled(alone.pid)
+    pids = [served.pid, alone.pid]
+    for target in (served, alone):
+        target.tell("churn 4000")
+
+    def seen():
+        return [spillway.find(pid) for pid in pids], time.monotonic()
+
+    time.sleep(0.6)
+    (before, since) = seen()
+    time.sleep(1)
+    (now, until) = seen()
+    for first, then in zip(before, now, strict=True):
+        per_s = (then["faults"] - first["faults"]) / (until - since)
+        assert per_s / 2 < then["faults_per_s"] < per_s * 2 and per_s > 10, (first, then)
+    head, *lines = (re.split(r"\s{2,}", line.strip()) for line in spillway.cli("ps").stdout.splitlines())
+    assert head == ["PID", "PROCS", "TOUCHED", "LOCAL", "BUDGET", "STORED", "FAULTS/S", "P50 US", "P99 US", "COMMAND"]
+    rows = {row["PID"]: row for row in (dict(zip(head, line, strict=True)) for line in lines)}
+    for pid in pids:
+        assert int(rows[str(pid)]["FAULTS/S"]) > 10, rows
+    for target in (served, alone):
+        target.answer("churn")
+
+
 def test_threads_that_follow_each_other_become_a_target(processes, spillway, daemon, build):
     """Each that was looked at ended just then: the program was refused, or forgotten, and had no budget."""
     daemon.start("--local", "8M")
@@ -160,6 +191,50 @@ def test_a_stopped_program_keeps_nobody_waiting(processes, spillway, daemon, fil
     assert daemon.process.wait(20) == 0
     os.kill(stopped.pid, signal.SIGCONT)
     stopped.unharmed()
+
+
+@contextlib.contextmanager
+def freezer(pid):
+    """What freezes a process, or lets it go on, as the pausing of its container does."""
+    root = next((root for root in map(pathlib.Path, ("/sys/fs/cgroup/freezer", "/sys/fs/cgroup")) if (root / "cgroup.procs").exists()), None)
+    if root is None or os.geteuid() != 0:
+        pytest.skip("no freezer")
+    group = root / f"spillway-test-{pid}"
+    group.mkdir()
+    new = (group / "cgroup.freeze").exists()
+
+    def freeze(frozen):
+        (group / ("cgroup.freeze" if new else "freezer.state")).write_text(str(int(frozen)) if new else ["THAWED", "FROZEN"][frozen])
+
+    try:
+        (group / "cgroup.procs").write_text(str(pid))
+        yield freeze
+    finally:
+        freeze(False)
+        with contextlib.suppress(ProcessLookupError):
+            (root / "cgroup.procs").write_text(str(pid))
+        eventually(lambda: not (group / "cgroup.procs").read_text(), "the group to be empty")
+        group.rmdir()
+
+
+def test_a_program_frozen_while_its_pages_leave_keeps_nobody_waiting(processes, spillway, daemon, fill):
+    """Its agent had begun, and could not be told not to: until it went on, others' faults waited for the room that it would make."""
+    daemon.start("--local", "32M")
+    frozen, other = (Program(processes, [fill, mib]).ready() for mib in (64, 16))
+    with freezer(frozen.pid) as freeze:
+        for target in (frozen, other):
+            attach(spillway, target.pid)
+        for tried in range(16):
+            frozen.tell("churn 300")
+            time.sleep(0.1 + 0.007 * tried)
+            freeze(True)
+            spillway.resize(daemon.pid, "8M")
+            other.ask("verify", 10)
+            freeze(False)
+            spillway.resize(daemon.pid, "32M")
+            frozen.answer("churn")
+    for target in (frozen, other):
+        target.unharmed()
 
 
 def test_a_run_goes_to_the_daemon(processes, spillway, daemon, fill):

@@ -252,6 +252,23 @@ def test_root_without_device(processes, spillway, build, tmp_path):
     assert json.loads(stats.read_text())["evicted_pages"] > 0
 
 
+def test_where_nobody_may_trace(spillway, target, tmp_path):
+    """Root neither, until the next boot: `run` began its program all the same, without a budget."""
+    yama, trace = "/proc/sys/kernel/yama", tmp_path / "it ran"
+    words = in_namespace(f"mount -t tmpfs none /proc/sys/kernel && mkdir {yama} && echo 3 >{yama}/ptrace_scope")
+
+    def cli(*arguments):
+        return subprocess.run([*words, spillway.path, *map(str, arguments)], timeout=60, capture_output=True, text=True)
+
+    refused(cli("run", "--local", "8M", "--", "touch", trace), "reboot")
+    refused(cli("attach", target.pid, "--local", "8M"), "reboot")
+    refused(cli("daemon", "--local", "8M"), "reboot")
+    assert not trace.exists()
+    (check,) = (check for check in json.loads(cli("doctor", "--json").stdout) if check["name"] == "ptrace")
+    assert not check["ok"] and "reboot" in check["remedy"], check
+    target.unharmed()
+
+
 @pytest.fixture(params=["an older kernel", "a kernel without MOVE"])
 def lesser_kernel(request, need, build):
     """What comes before a command that is to see a lesser kernel."""

@@ -1,9 +1,12 @@
 """Programs whose first thread ends before others do: what the kernel tells of a process, it tells of its first thread."""
 
+import os
 import signal
+import subprocess
+import time
 
 import pytest
-from harness import eventually, those_who_run
+from harness import eventually, those_who_run, thread_stats
 from mechanics import Program, let_go, squeeze, state, verdict
 
 MIB_USED = 32
@@ -98,3 +101,28 @@ def test_memory_outlives_a_process_that_is_killed_while_pages_leave_it(processes
         assert program.status(30) == 128 + signal.SIGKILL
         assert verdict(said) == "OK\n"
         eventually(lambda: not those_who_run(lodger), "the other to end")
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_another_process_gives_up_while_its_owner_sleeps_reads_as_zeros(processes, spillway, build, shared):
+    """Only the owner's threads were looked at for who may be at it still: what left before the other had got to it came back."""
+    ours, its = sorted(os.sched_getaffinity(0))[:2]
+    target = Program(processes, ["taskset", "-c", str(ours), build("giver"), "48", str(its), *["shared"] * shared]).ready()
+    attached = spillway.attach(target.pid, "96M", *["--shared-memory"] * shared)
+    eventually(lambda: spillway.find(target.pid)["touched_bytes"] >= 48 << 20, "its memory to be known")
+    eventually(lambda: spillway.find(target.pid)["shared_files_ready"] == shared, "it to be known who has it")
+    attached.process.send_signal(signal.SIGSTOP)
+    eventually(lambda: all(") T " in stat for stat in thread_stats(attached.pid)), "the pager to be stopped")
+    target.tell("")
+    giver = int(target.line().removeprefix("GIVER "))
+    eventually(lambda: state(giver) == "D", "the other to wait until it is heard of")
+    # Heard of, it goes on when it has a CPU: in a second, when the kernel takes that from who has real-time priority.
+    hog = processes.start(["chrt", "-f", "1", "taskset", "-c", str(its), "sh", "-c", "echo; while :; do :; done"], stdout=subprocess.PIPE)
+    assert hog.stdout.readline() == b"\n"
+    attached.process.send_signal(signal.SIGCONT)
+    spillway.resize(target.pid, "8M")
+    time.sleep(0.9)
+    hog.kill()
+    assert target.line(30) == "OK"
+    assert target.status() == 0
+    assert attached.finish(timeout=10).status == 0

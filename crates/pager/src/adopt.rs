@@ -222,6 +222,28 @@ impl Agent {
         }
     }
 
+    /// What is at the other end of this socket, as if it were `thread` of a process: it has no order left unread.
+    #[cfg(test)]
+    pub fn of_test(thread: i32, socket: OwnedFd, memory: Memory) -> Self {
+        let [staging, scratch, control, code] = [Address(0); 4];
+        Self {
+            pid: thread,
+            thread,
+            known_as: thread,
+            ear: None,
+            socket,
+            orders: -1,
+            memory,
+            layout: Layout { staging, scratch, control, code },
+            uffd: -1,
+            pause_ns: 0,
+            seized: None,
+            kept: None,
+            unmerges: None,
+            instruction: 0,
+        }
+    }
+
     /// Takes back the order that it was given; false if it has begun.
     pub fn take_back_order(&self) -> bool {
         // Before 6.9 only the process's own table can be reached.

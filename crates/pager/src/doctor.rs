@@ -3,6 +3,7 @@
 use std::fs;
 use std::fs::File;
 use std::io::ErrorKind;
+use std::path::Path;
 
 use crate::error::Error;
 use crate::sys::process::{is_root, kernel_release};
@@ -15,6 +16,10 @@ const KERNEL_OLDEST: (u32, u32) = (6, 8);
 const CAP_IPC_LOCK: u32 = 14;
 const CAP_SYS_PTRACE: u32 = 19;
 const CAP_SYS_ADMIN: u32 = 21;
+/// Yama's `ptrace_scope` that forbids all tracing, also to root, and taking a descriptor or reading memory of another process with it. It
+/// cannot be lowered (`yama_dointvec_minmax`, security/yama/yama_lsm.c).
+const SCOPE_NOBODY: u32 = 3;
+const PROC: &str = "/proc";
 /// All that the file of the binary can be given; `setcap` takes away what it does not name.
 pub const CAPABILITIES: &str = "cap_sys_ptrace,cap_ipc_lock,cap_sys_nice+ep";
 
@@ -43,7 +48,8 @@ impl Check {
 
 /// Examines this machine.
 pub fn doctor() -> Vec<Check> {
-    vec![kernel(), userfaultfd(), privileges(), ptrace(), seccomp(), memlock(), priority(), sharing(), shared_memory()]
+    let ptrace = ptrace(ptrace_scope(Path::new(PROC)), has(CAP_SYS_PTRACE));
+    vec![kernel(), userfaultfd(), privileges(), ptrace, seccomp(), memlock(), priority(), sharing(), shared_memory()]
 }
 
 /// Refuses a machine on which no program that we start could be adopted.
@@ -71,6 +77,7 @@ fn admit(target_may_trace: bool) -> Result<(), Error> {
     if parse_release(&found).is_none_or(|version| version < KERNEL_OLDEST) {
         return Err(Error::KernelTooOld { found });
     }
+    traceable(ptrace_scope(Path::new(PROC)))?;
     let open = || open_userfaultfd(target_may_trace);
     open()?.handshake().or_else(|error| match error.raw_os_error() {
         Some(libc::EPERM) => Err(Error::NoForkEvents),
@@ -160,22 +167,23 @@ fn privileges() -> Check {
     Check::new("privileges", ok, found, cost, &or_setcap("run as root"))
 }
 
-fn ptrace() -> Check {
-    let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
-    let scope = scope.trim();
-    let ok = match scope {
-        "" | "0" => true,
-        "1" | "2" => has(CAP_SYS_PTRACE),
-        _ => false,
-    };
-    let found = if scope.is_empty() { "no restriction".to_owned() } else { format!("ptrace_scope {scope}") };
-    Check::new(
-        "ptrace",
-        ok,
-        found,
-        "running processes cannot be adopted",
-        "sudo sysctl kernel.yama.ptrace_scope=1, and run as root",
-    )
+/// What Yama says, where there is one.
+fn ptrace_scope(proc: &Path) -> Option<u32> {
+    fs::read_to_string(proc.join("sys/kernel/yama/ptrace_scope")).ok()?.trim().parse().ok()
+}
+
+/// Whether anything can be traced at all.
+fn traceable(scope: Option<u32>) -> Result<(), Error> {
+    if scope.is_some_and(|scope| scope >= SCOPE_NOBODY) { Err(Error::PtraceForbidden) } else { Ok(()) }
+}
+
+fn ptrace(scope: Option<u32>, may_trace: bool) -> Check {
+    let found = scope.map_or_else(|| "no restriction".to_owned(), |scope| format!("ptrace_scope {scope}"));
+    if let Err(error) = traceable(scope) {
+        return Check::new("ptrace", false, found, "nothing can be adopted", &error.to_string());
+    }
+    let ok = may_trace || scope.is_none_or(|scope| scope == 0);
+    Check::new("ptrace", ok, found, "running processes cannot be adopted", &or_setcap("run as root"))
 }
 
 fn seccomp() -> Check {
@@ -229,6 +237,31 @@ mod tests {
         assert!(parse_release("6.1.0").is_some_and(|version| version < KERNEL_OLDEST));
         assert!(parse_release("10.0").is_some_and(|version| version >= KERNEL_OLDEST));
         assert_eq!(parse_release(""), None);
+    }
+
+    /// What was said to mend it cannot be done until the next boot; and `run` began all the same, unmanaged.
+    #[test]
+    fn where_nobody_may_trace_nothing_begins_and_a_boot_is_advised() {
+        let proc = std::env::temp_dir().join(format!("spillway-proc-{}", std::process::id()));
+        let yama = proc.join("sys/kernel/yama");
+        assert_eq!(ptrace_scope(&proc), None);
+        fs::create_dir_all(&yama).expect("a directory");
+        let [of_root, of_others] = [true, false].map(|may_trace| {
+            ["0", "1", "2", "3"].map(|scope| {
+                fs::write(yama.join("ptrace_scope"), format!("{scope}\n")).expect("a file");
+                let scope = ptrace_scope(&proc);
+                (ptrace(scope, may_trace), traceable(scope).is_ok())
+            })
+        });
+        fs::remove_dir_all(&proc).expect("it is ours");
+        assert_eq!(
+            of_root.each_ref().map(|(check, usable)| (check.ok, *usable)),
+            [(true, true), (true, true), (true, true), (false, false)]
+        );
+        assert_eq!(of_others.each_ref().map(|(check, _)| check.ok), [true, false, false, false]);
+        let remedy = &of_root[3].0.remedy;
+        assert!(remedy.contains("reboot") && !remedy.contains("sysctl kernel"), "{remedy}");
+        assert!(of_others[1].0.remedy.contains("run as root") && ptrace(None, false).ok);
     }
 
     #[test]

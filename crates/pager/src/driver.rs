@@ -382,12 +382,15 @@ impl Driver {
                     guardian::ours().into_iter().for_each(|ours| estate.lose_agent(target.id, &target.uffd, ours));
                 }
                 target.agent = None;
-                target.flight = Flight::Idle;
+                (target.flight, target.deaf) = (Flight::Idle, false);
                 target.holds = None;
                 target.buffers.drain(..).for_each(|buffer| self.core.return_buffer(buffer));
                 let _ = self.reports.send(Request::Report(Report::AgentGone(target.id)));
             }
-            Heard::Byte => self.errand_is_over(at, true),
+            Heard::Byte => {
+                target.deaf = false;
+                self.errand_is_over(at, true);
+            }
         }
         self.note_rest();
     }

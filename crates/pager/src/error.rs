@@ -42,6 +42,8 @@ pub enum Error {
         /// Why `/dev/userfaultfd` could not be opened for it.
         device: io::Error,
     },
+    /// Nobody may trace anybody.
+    PtraceForbidden,
     /// Fork events are refused.
     NoForkEvents,
     /// A seccomp filter forbids what adoption needs, and may not be suspended.
@@ -171,6 +173,11 @@ impl fmt::Display for Error {
                 f,
                 "the kernel gives the target no userfaultfd (/dev/userfaultfd: {device}); run as root, or: sudo chmod 666 \
                  /dev/userfaultfd, or: sudo sysctl vm.unprivileged_userfaultfd=1"
+            ),
+            Self::PtraceForbidden => write!(
+                f,
+                "kernel.yama.ptrace_scope is 3: until the next boot nobody, root neither, may adopt a process; take that out of \
+                 /etc/sysctl.conf and /etc/sysctl.d, and reboot"
             ),
             Self::NoForkEvents => write!(
                 f,

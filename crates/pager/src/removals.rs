@@ -2,9 +2,10 @@
 //!
 //! The kernel tells of `madvise(MADV_DONTNEED)` before it zaps the pages, and nobody when it has. A page captured in
 //! between would keep bytes that the target has given up. So pages that were resident at the announcement are not
-//! captured until a scan sees them gone, or until no thread of the target can be inside that `madvise` any more: what
+//! captured until a scan sees them gone, or until no thread that has this memory can be inside that `madvise` any more: what
 //! is then still there was spared (`MADV_FREE` leaves pages in place).
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use spillway_core::{Span, TargetId};
@@ -19,6 +20,9 @@ const FIRST_SCAN: Duration = Duration::from_millis(1);
 const SPARED_AFTER: Duration = Duration::from_millis(500);
 /// The same of memory that others share, where messages wait for it: after it every thread is asked.
 const SHARED_SPARED_AFTER: Duration = Duration::from_millis(2);
+/// When it is looked up who may be at a removal of a target's own memory. Most are over by then, and one look, which is at all processes,
+/// does for all that were announced before.
+const LOOKED_UP_AFTER: Duration = Duration::from_millis(100);
 /// CPU time in user mode, in clock ticks, after which a running thread has certainly left a removal. One tick less may be how the kernel
 /// rounds, which divides a thread's time by samples.
 const TICKS_OUTSIDE: u64 = 3;
@@ -27,7 +31,7 @@ const REMOVALS_MAX: usize = 512;
 
 /// Who is at a removal.
 pub enum By {
-    /// The target, of memory of its own.
+    /// The target, of memory of its own: a thread of any process that has its address space (`CLONE_VM`).
     Itself,
     /// Of memory that others share: these processes, each named by any of its threads.
     These(Vec<i32>),
@@ -61,7 +65,7 @@ struct Removal {
     wait: Duration,
     by: By,
     /// CPU ticks of threads when first looked at after the announcement.
-    threads: Option<Vec<Ticks>>,
+    threads: Option<Arc<[Ticks]>>,
 }
 
 /// What a thread of a process had had of the CPU: in user mode, where that cannot be said of removals however large. The kernel's own
@@ -73,7 +77,17 @@ struct Ticks {
 }
 
 impl Ticks {
-    /// Of all threads of a process, which is named by any of them; none where we could not ask.
+    /// Of all threads of these processes, each named by any of its own; none where we could not ask.
+    fn of_all(named: &[i32]) -> Option<Arc<[Self]>> {
+        let processes = named.iter().map(|&thread| procfs::process_of(thread).ok());
+        let mut pids: Vec<i32> = processes.collect::<Option<Vec<_>>>()?.into_iter().flatten().collect();
+        pids.sort_unstable();
+        pids.dedup();
+        let all = pids.into_iter().map(Self::of).collect::<Option<Vec<_>>>();
+        all.map(|all| all.into_iter().flatten().collect())
+    }
+
+    /// Of all threads of a process; none where we could not ask.
     fn of(pid: i32) -> Option<Vec<Self>> {
         let threads = procfs::if_asked(procfs::threads(pid)).ok()?.unwrap_or_default();
         let all = threads.into_iter().map(|thread| {
@@ -128,15 +142,17 @@ impl Removals {
         self.0.retain(|removal| removal.target != target);
     }
 
-    /// Scans those that are due, and tells the fault thread what it found. `sharers`: who has memory mapped that is shared; none where that
-    /// cannot be told now.
+    /// Scans those that are due, and tells the fault thread what it found. `having`: who has the address space of a process, that among
+    /// them; `sharers`: who has memory mapped that is shared. None where that cannot be told now.
     pub fn settle<'a>(
         &mut self,
         process_of: impl Fn(TargetId) -> Option<(i32, &'a Pagemap)>,
+        having: impl Fn(i32) -> Option<Vec<i32>>,
         sharers: impl Fn() -> Option<Vec<i32>>,
         send: impl Fn(Command),
     ) {
         let now = Instant::now();
+        let mut looked_up: Vec<(TargetId, Arc<[Ticks]>)> = Vec::new();
         self.0.retain_mut(|removal| {
             if now < removal.next_scan {
                 return true;
@@ -151,7 +167,7 @@ impl Removals {
                 // That of a forked child may not be known yet.
                 let Some((pid, pagemap)) = process_of(target) else { return true };
                 let Ok(gone) = gone(pagemap, span) else { return false };
-                (own, all_gone) = (Some(vec![pid]), gone.len() == 1 && gone[0] == span);
+                (own, all_gone) = (Some(pid), gone.len() == 1 && gone[0] == span);
                 send(Command::RemovalSeen { target, number, gone });
             }
             let before = removal.threads.as_ref().filter(|_| now >= removal.announced + spared_after);
@@ -159,17 +175,25 @@ impl Removals {
                 send(Command::RemovalOver { target, number, span, is_shared });
                 return false;
             }
-            if removal.threads.is_none() {
+            if removal.threads.is_some() || (!is_shared && now < removal.announced + LOOKED_UP_AFTER) {
+                return true;
+            }
+            let known = looked_up.iter().find(|(whose, _)| *whose == target && !is_shared);
+            removal.threads = known.map(|(_, threads)| Arc::clone(threads)).or_else(|| {
                 let pids = match &removal.by {
-                    By::Itself => own,
+                    By::Itself => own.and_then(&having),
                     By::These(these) => Some(these.clone()),
                     By::Anyone => sharers(),
                 };
-                let all = pids.and_then(|pids| pids.into_iter().map(Ticks::of).collect::<Option<Vec<_>>>());
-                removal.threads = all.map(|all| all.into_iter().flatten().collect());
-            }
+                pids.and_then(|pids| Ticks::of_all(&pids))
+            });
+            looked_up.extend(removal.threads.clone().filter(|_| !is_shared).map(|threads| (target, threads)));
             true
         });
+        for (target, threads) in looked_up {
+            let of_it = |it: &&mut Removal| it.target == target && !it.by.is_shared() && it.threads.is_none();
+            self.0.iter_mut().filter(of_it).for_each(|it| it.threads = Some(Arc::clone(&threads)));
+        }
     }
 }
 
@@ -200,7 +224,8 @@ mod tests {
         let told = std::cell::RefCell::new(Vec::new());
         let mut settle = |known: bool| {
             removals.0.iter_mut().for_each(|removal| removal.next_scan = Instant::now());
-            removals.settle(|_| known.then_some((pid, &pagemap)), || None, |command| told.borrow_mut().push(command));
+            let process_of = |_| known.then_some((pid, &pagemap));
+            removals.settle(process_of, |pid| Some(vec![pid]), || None, |command| told.borrow_mut().push(command));
         };
         settle(false);
         assert!(told.borrow().is_empty());
@@ -208,6 +233,50 @@ mod tests {
         let is_seen = |command: &Command| matches!(command, Command::RemovalSeen { gone, .. } if gone.is_empty());
         assert!(told.borrow().len() == 1 && is_seen(&told.borrow()[0]), "nothing is gone, and nothing is over");
         assert!(memory[PAGE_BYTES] == 1);
+    }
+
+    /// Who had the memory of a target (`CLONE_VM`), and gave it up, was not looked at: the target slept, and what its removal had not reached
+    /// left, came back, and was not zeros.
+    #[test]
+    fn a_removal_is_not_over_while_another_process_that_has_the_memory_may_be_at_it() {
+        let memory = vec![1_u8; 8 * PAGE_BYTES];
+        let first = Address(memory.as_ptr().addr() as u64).page().plus_pages(1);
+        let span = Span::of_pages(first, 4);
+        let own = std::process::id().cast_signed();
+        let pagemap = Pagemap::open(own).expect("our own");
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("sleep");
+        let asleep = child.id().cast_signed();
+        until_asleep(asleep);
+        let looks = std::cell::Cell::new(0);
+        let over = |having: Option<Vec<i32>>| {
+            let mut removals = Removals::default();
+            for number in 1..=3 {
+                removals.announced(TargetId(3), span, number, By::Itself);
+            }
+            let over = std::cell::Cell::new(0);
+            let count = |command| over.set(over.get() + u32::from(matches!(command, Command::RemovalOver { .. })));
+            for age in [Duration::ZERO, 2 * LOOKED_UP_AFTER, 2 * SPARED_AFTER] {
+                removals.0.iter_mut().for_each(|it| {
+                    (it.announced, it.next_scan) = (Instant::now() - age, Instant::now());
+                });
+                let having = |_| {
+                    looks.set(looks.get() + 1);
+                    having.clone()
+                };
+                removals.settle(|_| Some((asleep, &pagemap)), having, || None, count);
+            }
+            over.get()
+        };
+        assert_eq!((over(Some(vec![asleep])), looks.take()), (3, 1), "one look does for all");
+        assert_eq!(over(Some(vec![asleep, own])), 0, "this thread runs");
+        assert_eq!(over(None), 0, "it cannot be told");
+        child.kill().and_then(|()| child.wait()).expect("it ends");
+        assert!(memory[PAGE_BYTES] == 1);
+    }
+
+    fn until_asleep(pid: i32) {
+        let is_asleep = || procfs::stat(pid).is_ok_and(|stat| stat.state == b'S');
+        (0..1000).take_while(|_| !is_asleep()).for_each(|_| std::thread::sleep(Duration::from_millis(1)));
     }
 
     /// Memory that others share is given up by one of its threads, or by those of whoever has it mapped: while they run it is not over, nor
@@ -218,8 +287,7 @@ mod tests {
         let own = std::process::id().cast_signed();
         let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("sleep");
         let asleep = child.id().cast_signed();
-        let is_asleep = || procfs::stat(asleep).is_ok_and(|stat| stat.state == b'S');
-        (0..1000).take_while(|_| !is_asleep()).for_each(|_| std::thread::sleep(Duration::from_millis(1)));
+        until_asleep(asleep);
         let is_over = |by: By, sharers: Option<Vec<i32>>| {
             let mut removals = Removals::default();
             removals.announced(TargetId(3), span, 1, by);
@@ -227,7 +295,7 @@ mod tests {
             let told = std::cell::Cell::new(0);
             for _ in 0..2 {
                 removals.0.iter_mut().for_each(|removal| removal.next_scan = Instant::now());
-                removals.settle(|_| None, || sharers.clone(), |_| told.set(told.get() + 1));
+                removals.settle(|_| None, |_| None, || sharers.clone(), |_| told.set(told.get() + 1));
             }
             told.get() == 1
         };

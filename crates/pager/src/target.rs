@@ -122,7 +122,8 @@ pub struct Target {
     pub flight: Flight,
     /// When it was told to.
     pub ordered_ns: u64,
-    /// It has left an order unread, as its process is stopped or frozen: for a while it is told nothing, and nobody waits for it.
+    /// It has left an order unread, as its process is stopped or frozen: for a while it is told nothing, and nobody waits for it. Or it has
+    /// begun, and was stopped since: the same, until it answers.
     pub deaf: bool,
     /// When to try again to read its events, which cannot be read for want of descriptors or memory: each fork takes a descriptor.
     /// 0 where they can. As long as they cannot, whoever forks waits, and the kernel moves no page of it.

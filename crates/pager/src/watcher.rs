@@ -36,6 +36,7 @@ use crate::procfs::Size;
 use crate::removals::Removals;
 use crate::shared::Shared;
 use crate::sys::fd::Bell;
+use crate::sys::process::those_with_memory_of;
 use crate::sys::sched::{Class, set_class};
 use crate::sys::uffd::Uffd;
 use crate::tally::{Tally, Trees};
@@ -358,7 +359,7 @@ impl Watcher {
         let mut removals = std::mem::take(&mut self.removals);
         // Who has let go of it meanwhile has done what it was at.
         let sharers = || Some(self.who_has_commons()?.into_iter().map(|(pid, _)| pid).collect());
-        removals.settle(process_of, sharers, tell);
+        removals.settle(process_of, those_with_memory_of, sharers, tell);
         self.removals = removals;
     }
 

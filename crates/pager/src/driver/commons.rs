@@ -233,7 +233,8 @@ impl Driver {
         let all = self.shown_to(at, &removers, span);
         if !removers.is_empty() {
             let homes = all.iter().map(|(its, view)| (*its, Span::of_pages(view.home, view.span.pages())));
-            let by = By::These(if pid > 0 { vec![pid] } else { removers });
+            // They may be another's that has the same memory (`CLONE_VM`); and one of its own may not have been seen yet.
+            let by = By::These(removers.into_iter().chain((pid > 0).then_some(pid)).collect());
             self.begin_removal(id, span, &homes.collect::<Vec<_>>(), by);
         }
         !all.is_empty()

@@ -161,6 +161,15 @@ pub fn share_memory(one: i32, other: i32) -> bool {
     unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_VM, 0, 0) == 0 }
 }
 
+/// The processes that have the address space of `pid`, that among them; none where it has ended, or they cannot be listed now. Where the
+/// kernel does not tell (`CONFIG_KCMP`), that alone.
+pub fn those_with_memory_of(pid: i32) -> Option<Vec<i32>> {
+    // What has parted with its memory would have the same as all that never had any.
+    procfs::living_thread(pid)?;
+    let all = procfs::processes().ok()?;
+    Some(all.into_iter().filter(|&other| other == pid || share_memory(pid, other)).collect())
+}
+
 /// Where `thread` has its list of robust mutexes (`get_robust_list(2)`); in glibc that is the thread's own descriptor, with
 /// the word that the kernel clears when the thread ends.
 pub fn robust_list(thread: i32) -> Option<Address> {
