@@ -43,6 +43,55 @@ fn refusal(command: &[&str], file: &Path) -> String {
     err
 }
 
+/// What is recorded of a program that touches a hot set of 400 pages in each of 100 windows of 10 ms, and of 600 others the
+/// next 20: an exact trace, or the faults under a budget in which the hot ones stay.
+fn hot_set(exact: bool, budget_pages: u64) -> Vec<u8> {
+    const WINDOW_NS: u64 = 10_000_000;
+    let header = Header { window_ns: if exact { WINDOW_NS } else { 0 }, budget_pages };
+    let (mut bytes, mut now_ns) = (Vec::new(), 0);
+    let mut writer = Writer::new(&mut bytes, header).expect("memory takes it");
+    let mut push = |time_ns, what| writer.push(&Record { time_ns, what }).expect("memory takes it");
+    for window in 0..100 {
+        now_ns = window * WINDOW_NS;
+        if exact {
+            push(now_ns, What::Window);
+        }
+        let cold = (0..20).map(|i| 400 + (20 * window + i) % 600);
+        for page in (0..400).chain(cold) {
+            let is_first = if page < 400 { window == 0 } else { window < 30 };
+            let fault = if is_first { Fault::FirstTouch } else { Fault::Fetch };
+            now_ns += 10_000;
+            if exact || is_first || page >= 400 {
+                push(now_ns, What::Fault { page, fault, access: Access::Read, service_ns: 5_000 });
+            }
+        }
+    }
+    push(now_ns, What::End);
+    writer.flush().expect("memory takes it");
+    drop(writer);
+    bytes
+}
+
+#[test]
+fn advice_is_not_taken_from_faults_alone() {
+    let directory = Directory::new("advice");
+    for budget_pages in [u64::MAX, 500] {
+        let faults = directory.file("faults.trace", hot_set(false, budget_pages));
+        let line = refusal(&["advise"], &faults);
+        assert!(line.contains("--exact") && line.contains("advise PID"), "{line}");
+        let (status, table, err) = said(&["sim", "--local", "100%"], &faults);
+        assert_eq!(status, Some(0), "{err}");
+        assert!(table.contains("also with that one, it misses more"), "{table}");
+    }
+    // Where hot pages are seen, they are what it needs at least.
+    let exact = directory.file("exact.trace", hot_set(true, u64::MAX));
+    let (status, advice, err) = said(&["advise", "--json"], &exact);
+    assert_eq!(status, Some(0), "{err}");
+    let advice: serde_json::Value = serde_json::from_str(&advice).expect("JSON");
+    let enough = advice["enough"]["local_bytes"].as_u64().expect("a number") / 4096;
+    assert!((400..=440).contains(&enough), "{enough} pages: {}", advice["advice"]);
+}
+
 #[test]
 fn the_last_pages_of_all_are_no_program_s() {
     let directory = Directory::new("last");
