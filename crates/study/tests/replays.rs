@@ -75,6 +75,37 @@ fn without_time_between_faults_evictions_are_waited_for() {
     assert!(ahead.missed.link_ns > (ahead.missed.faults - ahead.refaults) * COSTS.link_ns, "writes are in the way");
 }
 
+/// Two hundred hot pages, and between any two of their touches one of a thousand others in turn.
+fn hot_and_cold() -> impl Iterator<Item = u64> {
+    (0..200_000).map(|i| if i % 2 == 0 { i / 2 % 200 } else { 1000 + i / 2 % 1000 })
+}
+
+#[test]
+fn nru_spares_what_the_trace_says_is_touched() {
+    let all = references(hot_and_cold(), false, 1000);
+    let misses = |policy| with_policy(&all, 600, policy, Scheme::PreEvict, Block::K4).missed.faults;
+    // The thousand in turn miss each time, but for their first touch. A clock takes the hot ones with the rest, as its hand
+    // comes by; what is touched between two rounds is spared.
+    let hot = |policy| misses(policy).checked_sub(99_000).expect("all that is cold");
+    let (clock, nru) = (hot(Kind::Clock), hot(Kind::Nru));
+    assert!(clock > 10_000 && nru < clock / 3, "{clock} against {nru}");
+}
+
+#[test]
+fn what_was_given_back_was_not_used() {
+    let mut all = references((0..400).collect::<Vec<_>>(), true, 1000);
+    // Blocks come back for their first page, and the others are given back, and filled with zeros in line.
+    for block in (0..64).step_by(16) {
+        let touch = |page| Step::Touch { page, access: Access::Write, served: None, ran_ns: 1000 };
+        all.push(touch(block)).expect("room");
+        all.push(Step::Removed { page: block + 1, pages: 15 }).expect("room");
+        (block + 1..block + 16).for_each(|page| all.push(touch(page)).expect("room"));
+    }
+    let done = with(&all, 128, Scheme::PreEvict, Block::K64);
+    assert!(done.prefetched_pages >= 4 * 7, "{done:?}");
+    assert_eq!(done.prefetched_used_pages, 0, "{done:?}");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
     #[test]
