@@ -69,7 +69,7 @@ pub(crate) struct Args {
     /// As JSON
     #[arg(long)]
     json: bool,
-    /// Draw the miss ratios, as SVG
+    /// Draw the miss ratios, as SVG: a line for each policy, scheme and block
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
 }

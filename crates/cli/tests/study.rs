@@ -117,3 +117,24 @@ fn the_last_pages_of_all_are_no_program_s() {
     }
 }
 
+#[test]
+fn a_chart_has_a_line_for_each_block_and_scheme() {
+    let directory = Directory::new("chart");
+    let addresses: String = (0..4000_u64).map(|i| format!("{:x}\n", (i * 7919 % 500) << 12)).collect();
+    let file = directory.file("addresses", addresses);
+    let plot = directory.0.join("chart.svg");
+    let path = plot.to_str().expect("text");
+    let draw = |more: &[&str]| {
+        let command = [&["sim", "--policy", "lru,opt", "--plot", path][..], more].concat();
+        let (status, _, err) = said(&command, &file);
+        assert_eq!(status, Some(0), "{err}");
+        fs::read_to_string(&plot).expect("drawn").lines().map(str::trim).map(String::from).collect::<Vec<_>>()
+    };
+    let names = |drawn: &[String]| {
+        drawn.iter().filter(|line| line.starts_with("lru") || *line == "opt").cloned().collect::<Vec<_>>()
+    };
+    assert_eq!(names(&draw(&[])), ["lru", "opt"]);
+    assert_eq!(names(&draw(&["--block", "4k,64k"])), ["lru 4k", "lru 64k", "opt"]);
+    let all = names(&draw(&["--block", "4k,64k", "--evict", "pre-evict,on-demand"]));
+    assert_eq!(all, ["lru on-demand 4k", "lru on-demand 64k", "lru pre-evict 4k", "lru pre-evict 64k", "opt"]);
+}

@@ -39,9 +39,9 @@ pub(crate) struct Case {
     pub(super) local_bytes: u64,
     pub(super) policy: &'static str,
     /// None for the optimum, which takes no time.
-    evict: Option<&'static str>,
+    pub(super) evict: Option<&'static str>,
     /// None for the optimum, which moves one page at a time.
-    block: Option<&'static str>,
+    pub(super) block: Option<&'static str>,
     /// Faults on pages that nobody had touched.
     first_touches: u64,
     /// Faults on pages that had left.
