@@ -92,6 +92,19 @@ fn nru_spares_what_the_trace_says_is_touched() {
 }
 
 #[test]
+fn a_batch_that_goes_all_the_way_round_takes_no_page_twice() {
+    // What was touched in the chunk that the hand began in is seen when it comes there again.
+    for seed in 1..40 {
+        let all = references(random(seed).map(|x| x % 281).take(4000), true, 500);
+        let done = with_policy(&all, 81, Kind::Nru, Scheme::PreEvict, Block::K4);
+        assert!(done.evicted_pages > 0, "{done:?}");
+    }
+    let pick = |x: u64| (0..2).fold(281, |below: u64, i| (x >> (12 * i)) % below.max(1) + 1) - 1;
+    let all = references(random(9_424_397_829_125_864_802).map(pick).take(4000), true, 500);
+    assert!(with_policy(&all, 81, Kind::Nru, Scheme::PreEvict, Block::K4).evicted_pages > 0);
+}
+
+#[test]
 fn what_was_given_back_was_not_used() {
     let mut all = references((0..400).collect::<Vec<_>>(), true, 1000);
     // Blocks come back for their first page, and the others are given back, and filled with zeros in line.

@@ -21,6 +21,11 @@ impl<'a> Pages<'a> {
         Self { table, chunks, touched }
     }
 
+    /// Whether the hand has been all the way round.
+    pub(crate) fn is_round(&self) -> bool {
+        self.chunks <= self.table.chunk_slots()
+    }
+
     /// The area that `page` is in.
     pub(crate) fn area(&self, page: PageIndex) -> Option<Area> {
         self.table.area(page).map(|(area, _)| area)
