@@ -119,6 +119,13 @@ fn what_was_given_back_was_not_used() {
     assert_eq!(done.prefetched_used_pages, 0, "{done:?}");
 }
 
+/// The share of pages that were used, of those that came unasked: by the trace, and as the pager sees it.
+fn accuracies(of: &Replayed) -> (f64, f64) {
+    let share = |used: u64, all: u64| used as f64 / all.max(1) as f64;
+    assert!(of.prefetched_pages > 500 && of.sampled_pages > 500, "{of:?}");
+    (share(of.prefetched_used_pages, of.prefetched_pages), share(of.sampled_used_pages, of.sampled_pages))
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
     #[test]
@@ -135,8 +142,42 @@ proptest! {
         prop_assert!(done.local_peak_pages <= local, "{done:?}");
         prop_assert!(done.first.faults <= best.first_touches);
         prop_assert!(done.prefetched_used_pages <= done.prefetched_pages, "{done:?}");
+        prop_assert!(done.sampled_pages <= done.prefetched_pages, "{done:?}");
         if all.peak_pages() + 2 * local.max(64) <= local {
             prop_assert_eq!(done.missed.faults, 0);
         }
+    }
+
+    #[test]
+    fn nothing_is_known_of_pages_that_did_not_come(
+        runs in prop::collection::vec((0..2000_u64, 1..60_u64, prop_oneof![4 => Just(1), 1 => 0..50_u64]), 20..200),
+        local in 64_u64..800, policy in 0..Kind::ALL.len(), block in 0..Block::ALL.len(),
+    ) {
+        let pages = runs.iter().flat_map(|&(start, pages, step)| (0..pages).map(move |i| (start + i * step) % 2000));
+        let all = references((0..2000).chain(pages), false, 500);
+        let done = with_policy(&all, local, Kind::ALL[policy], Scheme::PreEvict, Block::ALL[block]);
+        prop_assert!(done.sampled_pages <= done.prefetched_pages, "{done:?}");
+        prop_assert!(done.sampled_used_pages <= done.sampled_pages, "{done:?}");
+    }
+
+    #[test]
+    fn the_accuracy_that_is_seen_of_walks_is_that_of_the_trace(
+        step in prop::sample::select(vec![1_i64, -1, 16, -16, 25, 40, -40]), local in 400_u64..4000, policy in 0..Kind::ALL.len(),
+    ) {
+        let place = |i: i64| (i * step + i * step.abs() / 8000).rem_euclid(8000).cast_unsigned();
+        let walk = (0..20_000).map(place);
+        let all = references((0..8000).chain(walk), false, 500);
+        let (exact, seen) = accuracies(&with_policy(&all, local, Kind::ALL[policy], Scheme::PreEvict, Block::Elastic));
+        prop_assert!((exact - seen).abs() < 0.15, "{exact} is seen as {seen}");
+    }
+
+    #[test]
+    fn the_accuracy_that_is_seen_of_blocks_is_that_of_the_trace(
+        seed in 1_u64.., used in 1..=4_u64, local in 200_u64..1200,
+    ) {
+        let things = random(seed).take(8000).flat_map(|x| (0..used).map(move |nth| x % 1000 * 4 + (x >> 20) % 4 / used + nth));
+        let all = references((0..4000).chain(things), false, 500);
+        let (exact, seen) = accuracies(&with(&all, local, Scheme::PreEvict, Block::K16));
+        prop_assert!((exact - seen).abs() < 0.2, "{exact} is seen as {seen}");
     }
 }
