@@ -1,7 +1,13 @@
-//! Whatever is given as a trace is read to its end, or refused; what was read is written and read as the same.
+//! Whatever is given as a trace is read to its end, or refused, and can be replayed if it is short; what was read is written
+//! and read as the same.
 
+use spillway_study::optimal::optimum;
 use spillway_study::references::{Does, References};
+use spillway_study::replay::{Block, Costs, Kind, LOCAL_PAGES_LEAST, Scheme, Setting, replay};
 use spillway_study::trace::{Reader, Writer};
+
+/// The most steps that are replayed: pages may lie far apart, and each costs a region then.
+const STEPS: usize = 512;
 
 /// Holds one input to it.
 pub fn check(bytes: &[u8]) {
@@ -15,6 +21,17 @@ pub fn check(bytes: &[u8]) {
         assert!((1..=references.touches()).contains(&(kept as u64)));
         assert!(references.peak_pages() <= references.pages().into());
         assert_eq!(references.runs().iter().map(|(_, run)| run.len()).sum::<usize>(), references.pages() as usize);
+        if references.steps().len() <= STEPS {
+            let costs = Costs { link_ns: 4_000, fault_ns: 5_000, capture_ns: 1_000 };
+            let best = optimum(&references, LOCAL_PAGES_LEAST);
+            for policy in [Kind::Nru, Kind::S3Fifo] {
+                let (scheme, block) = (Scheme::PreEvict, Block::Elastic);
+                let setting = Setting { local_pages: LOCAL_PAGES_LEAST, policy, scheme, block, costs };
+                let done = replay(&references, setting);
+                assert!(done.fetched_pages + done.refaults >= best.misses, "{done:?} against {best:?}");
+                assert!(done.prefetched_used_pages <= done.prefetched_pages, "{done:?}");
+            }
+        }
     }
     let Ok(Some(mut reader)) = Reader::new(bytes) else { return };
     let (mut records, mut again) = (Vec::new(), Vec::new());

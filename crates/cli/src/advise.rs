@@ -21,7 +21,10 @@ use std::time::Duration;
 /// What `spillway advise` is given.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The process to watch, or a trace or list of addresses as for `sim` (`./4711` if its name is a number)
+    /// The process to watch, or a trace of --exact or list of addresses (`./4711` if its name is a number)
+    ///
+    /// A trace without --exact has the faults under one budget, and nothing of pages that stayed local: no other budget
+    /// follows from it.
     #[arg(value_name = "PID|FILE")]
     of: String,
     /// How long to watch a process
@@ -75,14 +78,15 @@ fn of_file(path: &Path, reference_ns: u64, miss_ns: Option<u64>, ran_ns: Option<
         halved.push(step);
         gathered.push(step)
     });
-    let about = read.and_then(|about| if gathered.touches == 0 { Err(Error::Empty) } else { Ok(about) });
-    let about = about.map_err(|error| unreadable(path, &error))?;
-    let windows = gathered.windows.pages();
+    let about = read.map_err(|error| unreadable(path, &error))?;
     let known_from_pages = match about.kind {
-        Kind::Faults { budget_pages: u64::MAX } | Kind::Addresses => 0,
-        Kind::Faults { budget_pages } => budget_pages,
-        Kind::Windows { .. } => windows,
+        Kind::Faults { .. } => return Err(no_budget_follows(path)),
+        Kind::Addresses => 0,
+        Kind::Windows { .. } => gathered.windows.pages(),
     };
+    if gathered.touches == 0 {
+        return Err(unreadable(path, &Error::Empty));
+    }
     let observed = Observed {
         pages: gathered.footprint.peak_pages(),
         ran_ns: ran_ns.unwrap_or(gathered.ran_ns),
@@ -92,6 +96,16 @@ fn of_file(path: &Path, reference_ns: u64, miss_ns: Option<u64>, ran_ns: Option<
     let seen =
         Seen { pages: halved.whole.pages() as u64, touches: halved.whole.seen(), all: halved.whole.rate() >= 1.0 };
     Ok(Report::new(halved.curves(None), None, observed, seen, faithful(&about)))
+}
+
+/// Why a trace of faults is no ground for advice. What a program uses all the time stays local and raises no fault: with less
+/// memory it would be missed, and with more it takes up room, so that distances among faults are too small for either.
+fn no_budget_follows(path: &Path) -> Failure {
+    Failure::refused(format!(
+        "{} has the faults under one budget, and nothing of what stayed local: what another budget costs does not follow from \
+         it; record with `spillway trace --exact`, or watch the program: `spillway advise PID`",
+        say::clean(&path.to_string_lossy())
+    ))
 }
 
 /// What is to be known of a trace besides its curve.

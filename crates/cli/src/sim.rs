@@ -38,6 +38,8 @@ pub(crate) struct Args {
     #[arg(value_name = "FILE", required = true)]
     file: Option<PathBuf>,
     /// Policies, with commas between; opt is what none can beat. All of them if none is named
+    ///
+    /// nru sees those touches of local pages that the trace has: the first in each window of an exact one, none in others.
     #[arg(long, value_name = "NAME,..", value_delimiter = ',')]
     policy: Vec<String>,
     /// Local memory, with commas between: sizes, or shares of the most that the trace touches at one time
@@ -67,7 +69,7 @@ pub(crate) struct Args {
     /// As JSON
     #[arg(long)]
     json: bool,
-    /// Draw the miss ratios, as SVG
+    /// Draw the miss ratios, as SVG: a line for each policy, scheme and block
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
 }

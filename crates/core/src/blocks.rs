@@ -94,11 +94,16 @@ impl Use {
         2 * (self.used + self.unknown) <= self.pages
     }
 
+    /// Whether all came along with the one that was asked for, but for one that was left out.
+    pub fn is_probe(self) -> bool {
+        self.shown == 2
+    }
+
     /// What was learnt of pages that came, or could have come, along with the one that was asked for first: how many there
-    /// were, and how many of them were used. None when all came and no access would show.
+    /// were, and how many of them were used. None when all came and no access would show, or none was asked for.
     pub fn sample(self) -> Option<(u64, u64)> {
         let (others, shown) = (self.pages.checked_sub(1)?, self.shown.checked_sub(1)?);
-        let used = self.asked.saturating_sub(1);
+        let used = self.asked.checked_sub(1)?;
         // What was left behind stands for what came.
         (others * used).checked_div(shown).map(|used| (others, used))
     }

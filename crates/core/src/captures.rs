@@ -92,7 +92,6 @@ impl Pager {
         let mut whose: Option<TargetId> = None;
         let mut last: Option<Run> = None;
         let mut region: Option<Region> = None;
-        let mut first: Option<PageIndex> = None;
         let (regions, mut looks) = (&self.regions, LOOKS_MAX);
         let mut touched = |page: PageIndex| {
             let region = regions.of_page(page).filter(|region| looks > 0 && may(region.target))?;
@@ -116,8 +115,9 @@ impl Pager {
                 }
                 (left, more) = (1, more - 1);
             }
-            if first == Some(page) {
-                // All the way round: from here on, pages would be chosen twice.
+            // All the way round, pages would be chosen twice. The first may have got a second chance meanwhile: any of them tells.
+            let is_chosen = |run: &Run| (run.page.0..run.page.0 + run.pages).contains(&page.0);
+            if pages.is_round() && runs.iter().chain(&last).any(is_chosen) {
                 break;
             }
             if is_kept(&self.kept, page) {
@@ -159,7 +159,6 @@ impl Pager {
                     break;
                 }
             }
-            first = first.or(Some(page));
             runs.extend(last.replace(Run { address, page, pages: 1 }));
             left -= 1;
         }

@@ -207,6 +207,8 @@ pub struct Pager {
     home_hand: Hand,
     clean_hand: Hand,
     ahead: Option<Ahead>,
+    /// Pages that came along in blocks since one that was left out told of such.
+    pub(crate) unprobed: u64,
     /// A lot that is drawn: nobody depends on it but which page is left out of a block.
     pub(crate) random: u64,
     /// No batch may have more pages than this, not even to keep a block whole.
@@ -258,6 +260,7 @@ impl Pager {
             home_hand: Hand::default(),
             clean_hand: Hand::default(),
             ahead: None,
+            unprobed: 0,
             random: 0x9E37_79B9_7F4A_7C15,
             most_in_all: u64::MAX,
             free_buffers: (0..config.buffers).rev().map(BufferIndex).collect(),
@@ -456,6 +459,7 @@ impl Pager {
                 let reach = self.reach(target, &region, page, room);
                 let run = self.run_around(page, &reach);
                 let fetch = self.fetch(&region, run.clone(), page.0 - run.start);
+                self.owe(target, &reach, &run);
                 let room = room - (run.end - run.start);
                 self.ahead = Some(Ahead { region, next: reach.pages.start, reach, room });
                 fetch
@@ -477,6 +481,7 @@ impl Pager {
             return None;
         }
         let fetch = self.fetch(&region, from..end, 0);
+        self.owe(region.target, &reach, &(from..end));
         self.ahead = Some(Ahead { region, reach, next: end, room: room - (end - from) });
         Some(fetch)
     }
@@ -484,11 +489,15 @@ impl Pager {
     /// The same, along a stride.
     fn stride_ahead(&mut self, region: Region, mut reach: Reach, room: u64) -> Option<Plan> {
         if room == 0 {
+            if let Some(next) = reach.next_in_stride(&region) {
+                self.trends[region.target.0 as usize].reaches(next.0);
+            }
             return None;
         }
         while let Some(page) = reach.next_in_stride(&region) {
             if self.comes(page, &reach) {
                 let fetch = self.fetch(&region, page.0..page.0 + 1, 0);
+                self.trends[region.target.0 as usize].owes(1);
                 self.ahead = Some(Ahead { region, next: reach.pages.end, reach, room: room - 1 });
                 return Some(fetch);
             }

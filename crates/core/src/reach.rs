@@ -31,8 +31,11 @@ pub(crate) struct Reach {
     pub(crate) pages: Range<u64>,
     pub(crate) without: Option<PageIndex>,
     stride: Option<Stride>,
-    /// The page before the stride's next.
+    /// The page before the stride's next: the one that was asked for, before anything comes along the stride.
     from: u64,
+    /// What a stream suggests behind the page that was asked for, and what a stride does before it.
+    behind: Range<u64>,
+    before: Range<u64>,
 }
 
 impl Reach {
@@ -43,7 +46,8 @@ impl Reach {
 
     /// `pages`, for a fault at `page`.
     fn of(page: PageIndex, pages: Range<u64>) -> Self {
-        Self { pages, without: None, stride: None, from: page.0 }
+        let none = page.0..page.0;
+        Self { pages, without: None, stride: None, from: page.0, behind: none.clone(), before: none }
     }
 
     /// Only as many pages as there is room for: of the block, the half that `page` is in, and the half of that.
@@ -104,18 +108,32 @@ impl Pager {
         let rest = region.first.0 + region.span.pages() - page.0;
         let (ahead, stride) = self.trend_of(target, page, longest.min(rest).min(room));
         let mut reach = self.block_to_fetch(target, region, page, ahead == 1 && stride.is_none());
-        reach.pages.end = reach.pages.end.max(page.0 + ahead);
+        reach.behind = page.0 + 1..page.0 + ahead;
+        reach.pages.end = reach.pages.end.max(reach.behind.end);
         match stride {
             // Backwards page by page: one copy does.
             Some(Stride { distance: -1, pages }) => {
-                let first = page.0.saturating_sub(pages).max(region.first.0);
-                reach.pages.start = reach.pages.start.min(first);
+                reach.before = page.0.saturating_sub(pages).max(region.first.0)..page.0;
+                reach.pages.start = reach.pages.start.min(reach.before.start);
             }
             _ => reach.stride = stride,
         }
         reach.fit(page, room);
         self.streams[target.0 as usize].reaches(reach.pages.end);
+        if !reach.before.is_empty() {
+            self.trends[target.0 as usize].reaches(reach.pages.start.wrapping_sub(1));
+        }
         reach
+    }
+
+    /// `pages` of `reach`, none of them along a stride, are on their way. Whether those were used that nobody asked for is learnt later:
+    /// from where a stream goes on, or from the next page that a block leaves out.
+    pub(crate) fn owe(&mut self, target: TargetId, reach: &Reach, pages: &Range<u64>) {
+        let of = |line: &Range<u64>| line.end.min(pages.end).saturating_sub(line.start.max(pages.start));
+        let (behind, before) = (of(&reach.behind), of(&reach.before));
+        self.streams[target.0 as usize].owes(behind);
+        self.trends[target.0 as usize].owes(before);
+        self.unprobed += pages.end - pages.start - u64::from(pages.contains(&reach.from)) - behind - before;
     }
 
     /// How many pages the stream of a fault at `page` suggests, or else the stride that it belongs to.
@@ -133,10 +151,14 @@ impl Pager {
             }
         }
         for (others, used) in [streams.learnt(), trend.learnt()] {
-            self.counters.sampled_pages += others;
-            self.counters.sampled_used_pages += used;
+            self.note_sample(others, used);
         }
         (pages, stride)
+    }
+
+    fn note_sample(&mut self, others: u64, used: u64) {
+        self.counters.sampled_pages += others;
+        self.counters.sampled_used_pages += used;
     }
 
     /// The block of `page`, stretched if it is to be, or `page` alone; with a page left out, by lot, if there `may` be one.
@@ -209,9 +231,10 @@ impl Pager {
             // Both halves of what was stretched meanwhile had been asked for: that says nothing of what comes along.
             let sample = all.sample().filter(|_| !area[block.clone()].iter().any(|entry| entry.is_stretched()));
             if let Some((others, used)) = sample {
-                if setting != Block::Elastic || accuracy >= enough {
-                    self.counters.sampled_pages += others;
-                    self.counters.sampled_used_pages += used;
+                if all.is_probe() && (setting != Block::Elastic || accuracy >= enough) {
+                    // It stands for all that have come with their blocks since the last one did.
+                    let all = std::mem::take(&mut self.unprobed);
+                    self.note_sample(all, if used > 0 { all } else { 0 });
                 }
                 accuracy.learn(others, used);
             }

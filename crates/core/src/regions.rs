@@ -29,8 +29,8 @@ impl Region {
 
     /// Where `page` is, if it is in this region.
     pub fn address_of(&self, page: PageIndex) -> Option<Address> {
-        let address = self.span.start.plus_pages(page.0.checked_sub(self.first.0)?);
-        (address < self.span.end).then_some(address)
+        let nth = page.0.checked_sub(self.first.0)?;
+        (nth < self.span.pages()).then(|| self.span.start.plus_pages(nth))
     }
 
     /// Whether its pages lie in the table's chunks as they do in 2 MiB of address space: not any more after a move.

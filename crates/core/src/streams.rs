@@ -30,7 +30,7 @@ pub struct Streams {
     all: [Stream; STREAMS],
     /// Of what came ahead, how much a stream then went past.
     accuracy: Accuracy,
-    /// What was last learnt of that: pages, and used ones.
+    /// What was learnt of that since it was last asked for: pages, and used ones.
     learnt: (u64, u64),
     /// The last fault was where a stream went on, to the page.
     exact: bool,
@@ -55,13 +55,13 @@ impl Streams {
         let before = self.all[position];
         let used = if found.is_some() { before.owed } else { 0 };
         self.accuracy.learn(before.owed, used);
-        self.learnt = (before.owed, used);
+        self.learnt = (self.learnt.0 + before.owed, self.learnt.1 + used);
         self.exact = before.next == page;
         let faults = found.map_or(1, |_| before.faults.saturating_add(1));
         let believed = faults > 1 && (faults > 2 || !self.accuracy.is_poor());
         let pages = if believed { (before.pages * 2).min(longest) } else { 1 };
         self.all[..=position].rotate_right(1);
-        self.all[0] = Stream { next: page.plus(pages), pages, owed: pages - 1, faults };
+        self.all[0] = Stream { next: page.plus(pages), pages, owed: 0, faults };
         pages
     }
 
@@ -70,7 +70,13 @@ impl Streams {
         self.exact
     }
 
-    /// What was learnt by that fault of pages that had come ahead: how many, and how many of them were used.
+    /// `pages` are on their way for that fault's stream, beside the one that was asked for: fewer than were suggested where some are
+    /// there already.
+    pub fn owes(&mut self, pages: u64) {
+        self.all[0].owed += pages;
+    }
+
+    /// What was learnt of pages that had come ahead, since this was last asked: how many, and how many of them were used.
     pub fn learnt(&mut self) -> (u64, u64) {
         std::mem::take(&mut self.learnt)
     }
@@ -162,12 +168,26 @@ mod tests {
     }
 
     #[test]
+    fn what_came_counts_and_is_told_once_whoever_asks_when() {
+        let mut streams = Streams::default();
+        assert_eq!((streams.suggest(PageIndex(0), 16), streams.suggest(PageIndex(1), 16)), (1, 2));
+        assert_eq!((streams.suggest(PageIndex(3), 16), streams.learnt()), (4, (0, 0)), "nothing had come for it");
+        streams.owes(2);
+        // First touches go by streams as well, and nobody asks then.
+        assert_eq!(streams.suggest(PageIndex(7), 16), 8);
+        streams.moved(PageIndex(7), 1);
+        streams.suggest(PageIndex(8), 16);
+        assert_eq!((streams.learnt(), streams.learnt()), ((2, 2), (0, 0)));
+    }
+
+    #[test]
     fn what_comes_ahead_in_vain_makes_streams_doubtful() {
         let mut streams = Streams::default();
         let (mut others, mut used, mut ahead) = (0, 0, Vec::new());
         for pair in 0..200 {
             for page in [PageIndex(pair * 1000), PageIndex(pair * 1000 + 1)] {
                 let pages = streams.suggest(page, BLOCK_PAGES_MAX);
+                streams.owes(pages - 1);
                 let (more, of_them) = streams.learnt();
                 (others, used) = (others + more, used + of_them);
                 ahead.push(pages - 1);

@@ -74,6 +74,16 @@ impl Trend {
         Some(self.go_on(Run { distance: majority, next: 0, owed: 0, pages: 1, faults: 0 }, page))
     }
 
+    /// `pages` are on their way for that fault's stride: fewer than it led to where some are there already, or out of its region.
+    pub fn owes(&mut self, pages: u64) {
+        self.run.iter_mut().for_each(|run| run.owed += pages);
+    }
+
+    /// More came for that fault than its stride led to, or less: the stride goes on at `next`.
+    pub fn reaches(&mut self, next: u64) {
+        self.run.iter_mut().for_each(|run| run.next = next);
+    }
+
     /// What was learnt by that fault of pages that had come ahead: how many, and how many of them were used.
     pub fn learnt(&mut self) -> (u64, u64) {
         std::mem::take(&mut self.learnt)
@@ -86,7 +96,7 @@ impl Trend {
         let pages = if self.accuracy.is_poor() && run.faults < 3 { 0 } else { run.pages };
         let far = run.distance.wrapping_mul(pages.cast_signed() + 1);
         run.next = page.0.wrapping_add_signed(far);
-        run.owed = pages;
+        run.owed = 0;
         self.run = Some(run);
         Stride { distance: run.distance, pages }
     }
@@ -141,6 +151,7 @@ mod tests {
             }
             faults += 1;
             if let Some(stride) = trend.fault(PageIndex(page)) {
+                trend.owes(stride.pages);
                 let next = |n: u64| page.wrapping_add_signed(stride.distance * i64::try_from(n).expect("few"));
                 ahead.extend((1..=stride.pages).map(next));
                 came += stride.pages;

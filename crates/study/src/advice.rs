@@ -32,8 +32,7 @@ pub struct Observed {
     pub ran_ns: u64,
     /// What a miss costs it.
     pub miss_ns: u64,
-    /// Below this size the curve counts too few misses: pages that are touched in one window, or the budget of an ordinary
-    /// trace.
+    /// Below this size the curve counts too few misses: pages that are touched in one window.
     pub known_from_pages: u64,
 }
 

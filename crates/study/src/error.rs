@@ -19,6 +19,8 @@ pub enum Error {
         /// How it begins.
         text: String,
     },
+    /// A line of text, counted from 1, refers to the last 2 MiB of 64 bits of address.
+    TooHigh(u64),
     /// It holds no reference.
     Empty,
     /// It holds more than can be studied at once.
@@ -50,6 +52,12 @@ impl fmt::Display for Error {
                 "is no trace and no list of addresses: line {line} is `{}`; write one address a line, such as `0x7f001234 R`",
                 text.escape_debug()
             ),
+            Self::TooHigh(line) => {
+                write!(
+                    f,
+                    "refers to the last 2 MiB of all addresses in line {line}, where no program has memory; leave that line out"
+                )
+            }
             Self::Empty => write!(f, "holds no reference; trace a program that outgrows its budget, or use `--exact`"),
             Self::TooLong => write!(
                 f,

@@ -72,8 +72,9 @@ pub struct Record {
     pub what: What,
 }
 
-/// Page numbers, and numbers of pages, are below this: 64 bits of address.
-pub const PAGES_MAX: u64 = 1 << 52;
+/// Page numbers, and numbers of pages, are below this: 64 bits of address but for the last 2 MiB, which no program has. So
+/// whatever is made of pages, up to what one table of them maps, has an end that 64 bits can name.
+pub const PAGES_MAX: u64 = (1 << 52) - 512;
 
 /// The largest value of a record that is not a page: 2^56 nanoseconds are two years.
 pub const VALUE_MAX: u64 = (1 << 56) - 1;

@@ -14,6 +14,9 @@ use crate::source::{self, About, Step};
 /// The most steps that are kept: 2 GiB, and as much again for the optimum.
 pub const REFERENCES_MAX: usize = 1 << 28;
 
+/// Times of service that are kept for their median: when there are more, every second one goes, and as many of the next.
+const SERVED_MAX: usize = 1 << 16;
+
 const WRITES: u32 = 1 << 30;
 const REMOVES: u32 = 1 << 31;
 
@@ -60,7 +63,10 @@ pub struct References {
     footprint: Footprint,
     touches: u64,
     ran_ns: u64,
+    /// What faults took that were served from a buffer: each so many'th, a power of two by its logarithm.
     served: Vec<u32>,
+    served_one_of: u32,
+    refaults: u64,
 }
 
 impl References {
@@ -84,7 +90,7 @@ impl References {
                 self.touches += 1;
                 self.ran_ns = self.ran_ns.saturating_add(ran_ns);
                 if let Some((Fault::Refault, ns)) = served {
-                    self.served.push(u32::try_from(ns).unwrap_or(u32::MAX));
+                    self.was_served(ns);
                 }
                 let Dense(dense) = self.footprint.touch(page)?;
                 // Of a fault it is known that it read, and not that nothing was written later.
@@ -114,6 +120,21 @@ impl References {
         }
         self.steps.push(step);
         Ok(())
+    }
+
+    /// A fault was served from a buffer.
+    fn was_served(&mut self, ns: u64) {
+        let nth = self.refaults;
+        self.refaults += 1;
+        if nth.trailing_zeros() < self.served_one_of {
+            return;
+        }
+        self.served.push(u32::try_from(ns).unwrap_or(u32::MAX));
+        if self.served.len() == SERVED_MAX {
+            let mut at = 0..;
+            self.served.retain(|_| at.next().is_some_and(|at: u32| at.is_multiple_of(2)));
+            self.served_one_of += 1;
+        }
     }
 
     /// The steps, in order.
@@ -187,6 +208,18 @@ mod tests {
         assert_eq!((all.touches(), all.pages(), all.peak_pages(), all.ran_ns()), (5, 3, 3, 50));
         assert_eq!(all.steps()[0].ran_ns(), 20);
         assert_eq!(all.runs(), [(5, vec![Dense(1), Dense(2)]), (900, vec![Dense(0)])]);
+    }
+
+    #[test]
+    fn times_of_service_have_a_limit_and_keep_their_median() {
+        let mut all = References::default();
+        for nth in 0..5 * SERVED_MAX as u64 {
+            let served = Some((Fault::Refault, 1000 + nth * 7919 % 1001));
+            all.push(Step::Touch { page: 1, access: Access::Read, served, ran_ns: 10 }).expect("room");
+            assert!(all.served.len() < SERVED_MAX);
+        }
+        let median = all.refault_ns().expect("enough");
+        assert!((1495..=1505).contains(&median), "{median}");
     }
 
     #[test]

@@ -6,6 +6,9 @@
 //! and what it waits for evictions. With [`Scheme::OnDemand`] pages leave when there is no room for the next; with
 //! [`Scheme::PreEvict`] they leave ahead, while pages cross the link and while the program runs, and only what is not
 //! over when the next fault comes is waited for.
+//!
+//! Access bits are those of the touches that the trace has: all of a list of addresses, the first in each window of an exact
+//! trace, and none of a page that stayed local in a trace of faults.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +17,8 @@ use spillway_core::page::{HandleBits, State};
 use spillway_core::pager::{Budget, Config, Outcome, Pager, Plan};
 use spillway_core::policy::Settings;
 use spillway_core::streams::BLOCK_PAGES_MAX;
-use spillway_core::{Address, PageIndex, Span, TargetId};
+use spillway_core::touches::{AccessBits, Touches};
+use spillway_core::{Address, PAGE_BYTES_U64, PageIndex, Span, TargetId};
 
 pub use spillway_core::policy::{Block, Kind, Scheme};
 
@@ -101,6 +105,29 @@ pub struct Replayed {
     pub local_peak_pages: u64,
 }
 
+/// What page tables would say: which pages were touched since somebody asked.
+struct Touched<'a> {
+    /// Runs of adjacent pages, in order: the first page of each, and what the trace calls them.
+    runs: &'a [(u64, Vec<Dense>)],
+    /// For each page of the trace.
+    touched: Vec<bool>,
+}
+
+impl AccessBits for Touched<'_> {
+    fn take(&mut self, _: TargetId, span: Span) -> Option<Touches> {
+        let (start, end) = (span.start.0 / PAGE_BYTES_U64, span.end.0 / PAGE_BYTES_U64);
+        let at = self.runs.partition_point(|(first, _)| *first <= start).checked_sub(1)?;
+        let (first, run) = &self.runs[at];
+        let within = run.get(usize::try_from(start - first).ok()?..)?;
+        let mut touches = Touches::default();
+        for (page, Dense(dense)) in (start..end).zip(within) {
+            let bit = u64::from(std::mem::take(&mut self.touched[*dense as usize]));
+            touches[usize::try_from(page / 64 % 8).expect("below 8")] |= bit << (page % 64);
+        }
+        Some(touches)
+    }
+}
+
 /// A replay under way.
 struct Replay<'a> {
     core: Pager,
@@ -114,6 +141,7 @@ struct Replay<'a> {
     dirty: Vec<bool>,
     /// For each page of the trace, whether it came without having been asked for, and has not been touched since.
     unasked: Vec<bool>,
+    bits: Touched<'a>,
     runs: Vec<Run>,
     now_ns: u64,
     /// Until when the pager is busy, and the link.
@@ -166,10 +194,22 @@ impl<'a> Replay<'a> {
             }
             by_index.insert(region.first, run.as_slice());
         }
-        let (dirty, unasked) = (vec![false; pages], vec![false; pages]);
-        let runs = Vec::new();
-        let done = Replayed::default();
-        Self { core, target, setting, places, by_index, dirty, unasked, runs, now_ns: 0, pager_ns: 0, link_ns: 0, done }
+        let none = || vec![false; pages];
+        Self {
+            core,
+            target,
+            setting,
+            places,
+            by_index,
+            dirty: none(),
+            unasked: none(),
+            bits: Touched { runs, touched: none() },
+            runs: Vec::new(),
+            now_ns: 0,
+            pager_ns: 0,
+            link_ns: 0,
+            done: Replayed::default(),
+        }
     }
 
     fn dense(&self, page: PageIndex) -> Dense {
@@ -185,9 +225,12 @@ impl<'a> Replay<'a> {
         }
         self.done.prefetched_used_pages += u64::from(std::mem::take(&mut self.unasked[page.0 as usize]));
         self.dirty[page.0 as usize] |= write;
+        self.bits.touched[page.0 as usize] = true;
     }
 
     fn remove(&mut self, page: Dense) {
+        // What comes there next is another page.
+        self.unasked[page.0 as usize] = false;
         let span = Span::of_pages(self.places[page.0 as usize].1, 1);
         if self.core.removed(self.target, span) {
             self.core.removal_seen(self.target, span);
@@ -307,7 +350,7 @@ impl<'a> Replay<'a> {
     fn capture(&mut self, most: u64) -> bool {
         let mut runs = std::mem::take(&mut self.runs);
         runs.clear();
-        self.core.next_capture(most, |_| true, &mut (), &mut runs);
+        self.core.next_capture(most, |_| true, &mut self.bits, &mut runs);
         for page in runs.iter().flat_map(|run| (0..run.pages).map(|i| run.page.plus(i))) {
             let buffer = self.core.take_buffer().expect("no more are chosen than are free");
             self.core.captured(page, Captured::Moved(buffer));

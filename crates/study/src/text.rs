@@ -14,7 +14,7 @@ use std::io::{BufRead, Read};
 use spillway_core::PAGE_BYTES_U64;
 
 use crate::error::Error;
-use crate::record::Access;
+use crate::record::{Access, PAGES_MAX};
 
 /// The longest line that is read, in bytes: far beyond any of those formats.
 const LINE_BYTES_MAX: u64 = 4096;
@@ -50,7 +50,7 @@ impl<R: BufRead> Lines<R> {
     /// The next reference; `None` at the end.
     ///
     /// # Errors
-    /// When a line is no reference.
+    /// When a line is no reference, or one to what no program has.
     pub fn next_reference(&mut self) -> Result<Option<Reference>, Error> {
         loop {
             self.line.clear();
@@ -66,6 +66,7 @@ impl<R: BufRead> Lines<R> {
             }
             let whole = self.line.ends_with(b"\n") || (got as u64) < LINE_BYTES_MAX;
             return match parse(line).filter(|_| whole) {
+                Some(reference) if reference.page + reference.pages > PAGES_MAX => Err(Error::TooHigh(self.number)),
                 Some(reference) => Ok(Some(reference)),
                 None => Err(Error::NoReference { line: self.number, text: line.chars().take(SHOWN).collect() }),
             };
@@ -153,6 +154,12 @@ mod tests {
         assert_eq!(lines.next_reference().expect("a reference").map(|found| found.page), Some(1));
         let error = lines.next_reference().expect_err("no reference").to_string();
         assert!(error.contains("line 5 is `what is this`"), "{error}");
+        let mut lines = Lines::new(&b"0xffffffffff600000 R\nffffffffffdfffff\nS ffffffffffdfffff,2\n"[..]);
+        for page in [0xf_ffff_ffff_f600, PAGES_MAX - 1] {
+            assert_eq!(lines.next_reference().expect("a reference").map(|found| found.page), Some(page));
+        }
+        let error = lines.next_reference().expect_err("beyond all programs").to_string();
+        assert!(error.contains("line 3"), "{error}");
         let long = format!("{:0>5000}\n", 1);
         assert!(Lines::new(long.as_bytes()).next_reference().is_err());
     }

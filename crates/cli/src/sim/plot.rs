@@ -1,16 +1,16 @@
 //! Draws miss ratios by local memory.
 
-use super::report::Report;
+use super::report::{Case, Report};
 use crate::failure::{FAILED, Failure};
 use crate::say;
 use plotters::prelude::*;
 use spillway_core::size::Bytes;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 const SIZE: (u32, u32) = (800, 500);
 
-/// Draws a line for each policy.
+/// Draws a line for each policy, scheme and block.
 pub(super) fn draw(path: &Path, report: &Report) -> Result<(), Failure> {
     let mut svg = String::new();
     lines(&mut svg, report).map_err(|error| Failure::new(FAILED, format!("the chart could not be drawn: {error}")))?;
@@ -21,10 +21,12 @@ pub(super) fn draw(path: &Path, report: &Report) -> Result<(), Failure> {
 }
 
 fn lines(svg: &mut String, report: &Report) -> Result<(), Box<dyn std::error::Error>> {
-    // With several schemes, that of the last is drawn: they hardly differ in what they miss.
-    let mut points: BTreeMap<&str, BTreeMap<u64, f64>> = BTreeMap::new();
+    let (schemes, blocks) = (differ(report, |case| case.evict), differ(report, |case| case.block));
+    let mut points: BTreeMap<String, BTreeMap<u64, f64>> = BTreeMap::new();
     for case in &report.cases {
-        points.entry(case.policy).or_default().insert(case.local_bytes, 100.0 * case.miss_ratio);
+        let words = [Some(case.policy), case.evict.filter(|_| schemes), case.block.filter(|_| blocks)];
+        let name = words.into_iter().flatten().collect::<Vec<_>>().join(" ");
+        points.entry(name).or_default().insert(case.local_bytes, 100.0 * case.miss_ratio);
     }
     let most_bytes = report.cases.iter().map(|case| case.local_bytes).max().unwrap_or(1);
     let most = points.values().flat_map(|line| line.values()).fold(f64::EPSILON, |most, ratio| most.max(*ratio));
@@ -52,4 +54,9 @@ fn lines(svg: &mut String, report: &Report) -> Result<(), Box<dyn std::error::Er
     chart.configure_series_labels().background_style(WHITE).border_style(BLACK).draw()?;
     root.present()?;
     Ok(())
+}
+
+/// Whether cases differ in that: then names say it.
+fn differ(report: &Report, of: impl Fn(&Case) -> Option<&'static str>) -> bool {
+    report.cases.iter().filter_map(of).collect::<BTreeSet<_>>().len() > 1
 }

@@ -39,9 +39,9 @@ pub(crate) struct Case {
     pub(super) local_bytes: u64,
     pub(super) policy: &'static str,
     /// None for the optimum, which takes no time.
-    evict: Option<&'static str>,
+    pub(super) evict: Option<&'static str>,
     /// None for the optimum, which moves one page at a time.
-    block: Option<&'static str>,
+    pub(super) block: Option<&'static str>,
     /// Faults on pages that nobody had touched.
     first_touches: u64,
     /// Faults on pages that had left.
@@ -246,8 +246,9 @@ pub(crate) fn faithful(about: &About) -> String {
                 pages => Bytes(pages * PAGE_BYTES_U64).to_string(),
             };
             format!(
-                "faithful: only in part. The trace has faults, and no touch of a page that was local under {budget}: what a \
-                 smaller budget would miss is not in it; `--exact` records that"
+                "faithful: only in part. The trace has faults, and no touch of a page that was local under {budget}: what the \
+                 program uses all the time is not missed here and takes up no room, so with any budget, also with that one, it \
+                 misses more than is said; `--exact` records that"
             )
         }
         Kind::Windows { window_ns } => format!(

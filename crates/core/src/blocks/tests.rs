@@ -160,6 +160,10 @@ fn pages_of_which_nobody_knows_may_have_been_used() {
     assert!(!all.is_half_or_less());
     ours.0[3].set_asked();
     assert_eq!(Use::of(&ours.0, &block).sample(), Some((3, 3)));
+    // A block of which only streams brought pages says nothing: none of it was the first.
+    let mut passed = Ours::new();
+    (0..2).for_each(|page| passed.0[page].set_ahead());
+    assert_eq!(Use::of(&passed.0, &block).sample(), None);
     // One that came back from a buffer was used; that says nothing of those that nobody saw.
     ours.0[0].set_used();
     let all = Use::of(&ours.0, &block);

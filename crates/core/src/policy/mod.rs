@@ -17,6 +17,7 @@ mod divided;
 pub mod fifo;
 pub mod lru3;
 pub mod nru;
+mod pages;
 pub mod queues;
 pub(crate) mod replacement;
 pub mod rr;
@@ -26,12 +27,10 @@ pub mod sieve;
 #[cfg(test)]
 mod tests;
 
-use crate::blocks::Area;
-use crate::table::{Hand, Table};
-use crate::touches::Touches;
 use crate::units::PageIndex;
 use queues::Queues;
 
+pub use pages::Pages;
 pub use settings::{Block, Kind, Scheme, Scope, SettingError, Settings};
 
 /// How a page came to be in its target.
@@ -124,38 +123,6 @@ pub trait Policy: Send {
 
     /// A sweep only: the victim just given is the next one once more.
     fn step_back(&mut self) {}
-}
-
-/// What a policy sees of the table.
-pub struct Pages<'a> {
-    table: &'a mut Table,
-    /// Chunks that may still be passed over.
-    chunks: usize,
-    /// Tells what was touched in a chunk, by a page of it.
-    touched: &'a mut dyn FnMut(PageIndex) -> Option<Touches>,
-}
-
-impl<'a> Pages<'a> {
-    /// A view for one batch: two turns, as the first may only take second chances.
-    pub fn new(table: &'a mut Table, touched: &'a mut dyn FnMut(PageIndex) -> Option<Touches>) -> Self {
-        let chunks = 2 * table.chunk_slots();
-        Self { table, chunks, touched }
-    }
-
-    /// The area that `page` is in.
-    pub(crate) fn area(&self, page: PageIndex) -> Option<Area> {
-        self.table.area(page).map(|(area, _)| area)
-    }
-
-    /// The next page at or after `hand`, in the table's order, that may leave; see [`Table::sweep`].
-    pub fn sweep(&mut self, hand: &mut Hand, believing: bool) -> Option<PageIndex> {
-        self.table.sweep(hand, &mut self.chunks, believing, None)
-    }
-
-    /// The same; what was touched is passed over, where that can be seen.
-    pub fn sweep_untouched(&mut self, hand: &mut Hand) -> Option<PageIndex> {
-        self.table.sweep(hand, &mut self.chunks, true, Some(self.touched))
-    }
 }
 
 impl Kind {

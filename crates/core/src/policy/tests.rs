@@ -1,4 +1,6 @@
-//! Every policy that keeps an order against a slow, obvious model of it, under random events.
+//! Every policy against a slow, obvious model of it, under random events: here those that keep an order.
+
+mod sweeps;
 
 use std::collections::BTreeMap;
 
@@ -254,7 +256,7 @@ fn model(kind: Kind) -> Box<dyn Model> {
         }),
         Kind::S3Fifo => Box::<Trial>::default(),
         Kind::Sieve => Box::<Hand>::default(),
-        Kind::Rr | Kind::Clock | Kind::Nru => unreachable!("the table's own tests are their model"),
+        Kind::Rr | Kind::Clock | Kind::Nru => unreachable!("sweeps have a model of their own"),
     }
 }
 
