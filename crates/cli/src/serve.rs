@@ -46,7 +46,7 @@ pub(crate) struct Args {
     /// Keep identical pages as often as they come
     #[arg(long, conflicts_with = "dedupe_across_tenants")]
     no_dedupe: bool,
-    /// Share pages between clients, too: by the free pages in answers, and by timing, one can learn what others have
+    /// Share pages between clients, too; each of them can then learn what others have
     #[arg(long)]
     dedupe_across_tenants: bool,
     /// What clients must know: a file of 16 bytes at least, for nobody else to read
