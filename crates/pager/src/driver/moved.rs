@@ -32,17 +32,17 @@ impl Moved {
         let told = u64::try_from(agent.memory.moved(i)).unwrap_or(0) / PAGE_BYTES_U64;
         let told = told.min(run.pages);
         let (mut untold, mut unsure) = (Vec::new(), Vec::new());
-        if let Some(pagemap) = pagemap.filter(|_| told < run.pages) {
+        let emptied = agent.memory.result(0);
+        if let Some(pagemap) = pagemap.filter(|_| told < run.pages && emptied != NOT_BEGUN) {
             let rest =
                 Run { address: run.address.plus_pages(told), page: run.page.plus(told), pages: run.pages - told };
             let staging = staging.plus_pages(told);
             // Each list that captures begins with emptying staging. That fails where the process has locked all of its memory
             // since (`mlockall`): the kernel drops nothing that is locked.
-            match (gone_to(pagemap, &rest, staging), agent.memory.result(0)) {
-                (Ok(there), 0) => untold = there,
-                (_, NOT_BEGUN) => {}
-                (Ok(there), _) => unsure = there,
-                (Err(_), _) => unsure.push(Span::of_pages(staging, rest.pages)),
+            match gone_to(pagemap, &rest, staging) {
+                Ok(there) if emptied == 0 => untold = there,
+                Ok(there) => unsure = there,
+                Err(_) => unsure.push(Span::of_pages(staging, rest.pages)),
             }
         }
         Self { told, untold, unsure, staging }
@@ -68,6 +68,9 @@ impl Moved {
 fn gone_to(pagemap: &Pagemap, run: &Run, staging: Address) -> io::Result<Vec<Span>> {
     let (mut there, mut stayed) = (Vec::new(), Vec::new());
     pagemap.populated(Span::of_pages(staging, run.pages), |span| there.push(span))?;
+    if there.is_empty() {
+        return Ok(there);
+    }
     pagemap.populated(Span::of_pages(run.address, run.pages), |span| stayed.push(span))?;
     let gone = |&n: &u64| is_in(&there, staging.plus_pages(n)) && !is_in(&stayed, run.address.plus_pages(n));
     Ok((0..run.pages).filter(gone).map(|n| Span::of_pages(staging.plus_pages(n), 1)).collect())
