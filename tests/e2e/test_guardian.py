@@ -114,6 +114,28 @@ def test_a_guardian_is_there_for_as_long_as_it_is_needed(processes, spillway, fi
     eventually(lambda: not own(), "the guardian to end")
 
 
+def test_a_pager_is_killed_quickly_where_others_want_the_cpus(processes, spillway, fill):
+    """A process ends with its slowest thread: one that was in the idle class freed all memory of the pager, for seconds."""
+    target = Program(processes, [fill, 64]).ready()
+    # In one session, as the kernel shares CPUs among those first.
+    last = max(os.sched_getaffinity(0))
+    busy = f"taskset -c {last} nice -n-20 sh -c 'while :; do :; done' &"
+    attach = f"exec {spillway.path} attach {target.pid} --local 8M"
+    pager = processes.start(["sh", "-c", f"{busy} {attach}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    spillway.settled(target.pid)
+    others = [int(thread) for thread in os.listdir(f"/proc/{pager.pid}/task") if int(thread) != pager.pid]
+    for thread in others:
+        os.sched_setaffinity(thread, {last})
+        os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+    killed = time.monotonic()
+    end(pager)
+    took = time.monotonic() - killed
+    print(f"{len(others)} threads: {took:.3f} s")
+    assert took < 1
+    begin(processes, spillway, target.pid)
+    target.ask("verify")
+
+
 def test_a_child_that_nobody_takes_over_reads_no_zeros(processes, spillway, servers, daemonise, tmp_path):
     """It has no agent yet, and its parent has ended: when the pager of `run` was killed nobody found the child to kill it."""
     said = tmp_path / "said"

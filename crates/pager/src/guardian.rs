@@ -17,7 +17,7 @@ use crate::procfs;
 use crate::sys::fd::{poll, readable};
 use crate::sys::message::MESSAGES;
 use crate::sys::process::{pidfd_of_process, take_fd};
-use crate::sys::sched::raise_descriptor_limit;
+use crate::sys::sched::{Class, raise_descriptor_limit, set_class};
 use crate::sys::twin::{self, Second, Twin};
 use crate::sys::uffd::{Event, LINK, Message, Uffd};
 
@@ -82,7 +82,7 @@ fn started(pid: i32) -> io::Result<u64> {
 fn guard(second: Second, duty: Duty) -> ! {
     twin::set_name(c"guardian");
     let _ = std::env::set_current_dir("/");
-    let mut left = second.outlive();
+    let mut left = second.outlive(hurry);
     let is_kept = |number, link: &str| link == LINK && twin::uffd(number).is_none_or(|uffd| uffd.is_alive());
     let mut is_first = true;
     loop {
@@ -94,6 +94,15 @@ fn guard(second: Second, duty: Duty) -> ! {
             (Ok(_) | Err(_), _) => std::thread::sleep(LOOK_EVERY),
         }
         is_first = false;
+    }
+}
+
+/// Has the threads of a pager that is being killed end as soon as any: one that is in the idle class, and left to free all of the pager's
+/// memory, takes seconds for that where other programs want the CPUs, and who takes over waits for it.
+fn hurry(pid: i32) {
+    for thread in procfs::threads(pid).unwrap_or_default() {
+        // One that has ended needs it no more.
+        let _ = set_class(thread, Class::Urgent);
     }
 }
 

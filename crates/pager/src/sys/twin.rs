@@ -8,9 +8,16 @@ use std::time::Duration;
 use super::fd::{checked, poll, readable};
 use super::process::pidfd_of_process;
 use super::uffd::Uffd;
+use crate::procfs;
 
 /// How long after its end a process may still be its children's parent.
 const SOON: Duration = Duration::from_micros(200);
+
+/// How often those of its threads that have not ended are hurried: one may have been about to slow down as it was killed.
+const HURRY_AGAIN_NS: u64 = 10_000_000;
+
+/// What tells the second that the first's first thread has ended. It is blocked, and waited for.
+const TOLD: libc::c_int = libc::SIGUSR2;
 
 /// Which of the two processes this is.
 pub enum Twin {
@@ -69,17 +76,43 @@ pub struct Second {
 pub struct Left(());
 
 impl Second {
-    /// Waits for the end of the first.
-    pub fn outlive(self) -> Left {
+    /// Waits for the end of the first. Once its first thread has ended, which is early on, the others are `hurried` until they have, too:
+    /// the process ends with the slowest of them.
+    pub fn outlive(self, hurried: impl Fn(i32)) -> Left {
         let (name, pid) = self.first;
+        tell_of_the_parents_end();
         // It is this process's parent for as long as it lives, whatever has become of the descriptor.
         while std::os::unix::process::parent_id().cast_signed() == pid {
-            let ended = poll(&mut [readable(name.as_raw_fd())], None);
+            if procfs::is_alive(procfs::stat(pid)) {
+                wait_to_be_told();
+                // That is told a little before it can be seen.
+                std::thread::sleep(SOON);
+                continue;
+            }
+            hurried(pid);
+            let ended = poll(&mut [readable(name.as_raw_fd())], Some(HURRY_AGAIN_NS));
             std::thread::sleep(if ended { SOON } else { Duration::ZERO });
         }
         // Its number is closed with the others.
         std::mem::forget(name);
         Left(())
+    }
+}
+
+/// Has the kernel tell this process when the thread that has made it ends (PR_SET_PDEATHSIG(2const): of the thread, not the process).
+fn tell_of_the_parents_end() {
+    // SAFETY: takes numbers.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, TOLD) };
+}
+
+/// Waits for [`TOLD`], which anyone may have sent.
+fn wait_to_be_told() {
+    let mut told = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: the set is emptied before it is read; what came with the signal is not asked for.
+    unsafe {
+        libc::sigemptyset(told.as_mut_ptr());
+        libc::sigaddset(told.as_mut_ptr(), TOLD);
+        libc::sigwaitinfo(told.as_ptr(), std::ptr::null_mut());
     }
 }
 
