@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import pathlib
 import random
 import resource
 import signal
@@ -427,15 +428,21 @@ def core_pages(path, start, size):
 
 @pytest.fixture
 def dumping(tmp_path):
-    """Options for programs that may leave a core in the test's directory."""
-    pattern = open("/proc/sys/kernel/core_pattern").read().strip()
-    if pattern.startswith("|") or "/" in pattern:
-        pytest.skip(f"cores go to '{pattern}', not to the working directory")
+    """Options for programs that may leave a core in the test's directory; elsewhere they go there, too, while the test runs."""
+    setting = pathlib.Path("/proc/sys/kernel/core_pattern")
+    before = setting.read_text()
+    if "/" in before or before.startswith("|"):
+        try:
+            setting.write_text("core")
+        except OSError as why:
+            pytest.skip(f"cores go to '{before.strip()}', and that cannot be changed: {why}")
 
     def unlimited():
         resource.setrlimit(resource.RLIMIT_CORE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
-    return {"cwd": tmp_path, "preexec_fn": unlimited}
+    yield {"cwd": tmp_path, "preexec_fn": unlimited}
+    if setting.read_text() != before:
+        setting.write_text(before)
 
 
 def dumped(target, directory):

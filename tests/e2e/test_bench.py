@@ -383,7 +383,7 @@ def test_papers_are_repeated_and_recorded(processes, spillway, tmp_path):
     record = (tmp_path / "tiny.md").read_text()
     assert all(line in record for line in out.splitlines())
     rows = [line.split(" | ") for line in record.splitlines() if line.startswith("| touch")]
-    assert [len(row) for row in rows] == [7] * 12 + [6] * 3, record
+    assert [len(row) for row in rows] == [9] * 12 + [6] * 3, record
     assert (tmp_path / "once").exists()
     # From its own record, without a run.
     words = [REPOSITORY / "bench/papers", "--tiny", "--rounds", 0, "--with", tmp_path / "tiny.json", "--spillway", spillway.path]
@@ -399,17 +399,17 @@ def test_findings_follow_from_figures():
         runs = {"all local": [{"accesses_s": 1.0}]}
         cases = []
         for remote in (25, 50, 75):
-            for policy in ("rr", "clock"):
+            for policy in ("rr", "nru"):
                 for evict in ("on-demand", "pre-evict"):
                     better = pre_evict if evict == "pre-evict" else 1
-                    fetched = clock_fetches if policy == "clock" else 100
+                    fetched = clock_fetches if policy == "nru" else 100
                     runs[findings.case(remote, (policy, evict))] = [{"accesses_s": 3 * better, "fetched_pages": fetched, "fault_p50_us": 10.0}]
                     parts = {"link": 8 * better, "eviction": 1 * better, "rest": 1 * better, "total": 10 * better}
                     cases.append({"local": f"{100 - remote}%", "policy": policy, "evict": evict, "handling_us": parts})
         return {"a": {"time": "accesses_s", "runs": runs, "replay": {"cases": cases}}}
 
     def told(pre_evict, clock_fetches):
-        return findings.findings(measured(pre_evict, clock_fetches), (25, 50, 75), [(p, e) for p in ("rr", "clock") for e in ("on-demand", "pre-evict")])
+        return findings.findings(measured(pre_evict, clock_fetches), (25, 50, 75), [(p, e) for p in ("rr", "nru") for e in ("on-demand", "pre-evict")])
 
     assert [finding.agrees for finding in told(0.75, 70)] == [False, True, True, True, True]
     assert [finding.agrees for finding in told(1, 100)] == [False, False, True, False, False]

@@ -145,12 +145,12 @@ def test_new_memory_stays_local_while_no_server_is_there(processes, spillway, bu
 
 def test_a_server_that_stops_for_a_while(processes, spillway, build, servers):
     server = servers.spillway()
-    target = Program(processes, [build("fill"), 32], spillway, "8M", ["--pool", f"tcp://{server.address}"]).ready()
+    target = Program(processes, [build("fill"), 32], spillway, "8M", ["--pool", f"tcp://{server.address}?deadline=20s"]).ready()
     pages_out(spillway, target, 16)
-    target.tell("churn 4500")
+    target.tell("churn 11500")
     time.sleep(0.7)
     server.send(signal.SIGSTOP)
-    time.sleep(3)
+    time.sleep(10)
     server.send(signal.SIGCONT)
     assert target.line() == "OK"
     target.ask("rewrite")
