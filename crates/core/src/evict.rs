@@ -10,7 +10,7 @@ use crate::units::{Address, PageIndex, TargetId};
 /// The most pages that are ever captured at once: what the agent's control pages have room for.
 pub const BATCH_PAGES_MAX: u64 = 256;
 /// A batch is one part in so many of the budget, up to [`BATCH_PAGES_MAX`].
-pub const BATCH_SHARE: u64 = 256;
+pub const BATCH_SHARE: u64 = 64;
 
 /// Captured pages that a slow store may leave waiting: beyond that, capturing more would only fill buffers.
 const BACKLOG_PAGES_MAX: u64 = 1024;

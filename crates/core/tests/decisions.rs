@@ -283,11 +283,23 @@ fn an_excess_leaves_in_large_batches() {
     pager.set_budget(Budget::Pages(4096));
     fill(&mut pager, target, span(100, 2000));
     pager.set_budget(Budget::Pages(1000));
-    assert_eq!((pager.batch_pages(), pager.next_batch_pages()), (8, 256));
+    assert_eq!((pager.batch_pages(), pager.next_batch_pages()), (15, 256));
     pager.set_budget(Budget::Pages(1900));
     assert_eq!(pager.next_batch_pages(), 100);
     pager.set_budget(Budget::Pages(2000));
-    assert_eq!(pager.next_batch_pages(), 8);
+    assert_eq!(pager.next_batch_pages(), 31);
+}
+
+/// A batch is worth another thread's reading from 8 MiB of budget, and takes little of a budget that is smaller.
+#[test]
+fn batches_follow_the_budget() {
+    let mut pager = pager();
+    let mut batch = |budget| {
+        pager.set_budget(Budget::Pages(budget));
+        pager.batch_pages()
+    };
+    assert_eq!([1, 16, 64, 128, 512].map(&mut batch), [1, 1, 4, 8, 8]);
+    assert_eq!([1024, 2048, 6912, 16384, 1 << 20].map(&mut batch), [16, 32, 108, 256, 256]);
 }
 
 /// While a slow store takes pages over, capturing more would empty the targets for nothing.
