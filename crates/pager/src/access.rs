@@ -171,6 +171,7 @@ impl AccessBits for Access {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::skipped::skipped;
     use crate::sys::test::Aligned;
 
     #[test]
@@ -178,7 +179,7 @@ mod tests {
         let mut access = match Access::open() {
             Ok(access) => access,
             Err(error) => {
-                println!("SKIPPED: access bits cannot be read here: {error}");
+                skipped(format_args!("access bits cannot be read here: {error}"));
                 return;
             }
         };

@@ -121,11 +121,12 @@ fn word(bytes: &[u8], at: usize) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::skipped::skipped;
 
     #[test]
     fn the_kernels_own_description_can_be_read() {
         let Ok(bytes) = std::fs::read(PATH) else {
-            println!("SKIPPED: this kernel does not describe itself (CONFIG_DEBUG_INFO_BTF)");
+            skipped("this kernel does not describe itself (CONFIG_DEBUG_INFO_BTF)");
             return;
         };
         let btf = Btf::parse(&bytes).expect("the kernel's own");

@@ -471,6 +471,7 @@ impl Backing {
 
 #[cfg(test)]
 mod tests {
+    use crate::skipped::skipped;
     use spillway_core::PAGE_BYTES;
 
     use super::*;
@@ -483,7 +484,7 @@ mod tests {
     /// A file of which each page is full of its number, a commons of it, and a mapping of it that plays a target's.
     fn scene(pages: u8) -> Option<(Arc<File>, Commons, Window)> {
         if let Err(error) = usable() {
-            println!("SKIPPED: {error}");
+            skipped(error);
             return None;
         }
         let fd = rustix::fs::memfd_create(c"commons", rustix::fs::MemfdFlags::CLOEXEC).expect("memory");

@@ -27,6 +27,8 @@ mod remains;
 mod removals;
 mod restart;
 mod shared;
+#[cfg(test)]
+mod skipped;
 mod stray;
 mod stretch;
 mod sys;

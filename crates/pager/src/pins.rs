@@ -203,6 +203,7 @@ impl Pins {
 
 #[cfg(test)]
 mod tests {
+    use crate::skipped::skipped;
     use std::cell::RefCell;
     use std::io::Read;
     use std::os::unix::fs::FileExt;
@@ -215,7 +216,7 @@ mod tests {
     impl Bench {
         fn open() -> Option<Self> {
             let pins = Pins::open().and_then(|pins| pins.settle().map(|()| pins));
-            let pins = pins.inspect_err(|error| println!("SKIPPED: pins cannot be read here: {error}"));
+            let pins = pins.inspect_err(|error| skipped(format_args!("pins cannot be read here: {error}")));
             pins.ok().map(RefCell::new).map(Self)
         }
 
@@ -270,7 +271,7 @@ mod tests {
         let file = Sample::new(1).expect("memory");
         match ring_of_page(file.address(0)) {
             Ok(_ring) => assert!(bench.is_pinned(&file, 0)),
-            Err(error) => println!("SKIPPED: io_uring is not to be had: {error}"),
+            Err(error) => skipped(format_args!("io_uring is not to be had: {error}")),
         }
         assert!(bench.gets_free(&file, 0));
     }

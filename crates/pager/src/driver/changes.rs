@@ -221,6 +221,7 @@ impl Driver {
 
 #[cfg(test)]
 mod tests {
+    use crate::skipped::skipped;
     use std::sync::Arc;
 
     use super::*;
@@ -235,7 +236,7 @@ mod tests {
     fn what_was_moved_to_where_something_was_unmapped_is_kept() {
         let uffd = match new_of_unmappings() {
             Ok(uffd) => uffd,
-            Err(error) => return println!("SKIPPED: {error}"),
+            Err(error) => return skipped(error),
         };
         let (moved, new) = (Aligned::blocks(1), Aligned::blocks(1));
         let of = |memory: &Aligned| Span::of_pages(memory.start(), 4);

@@ -477,6 +477,7 @@ impl Driver {
 
 #[cfg(test)]
 mod tests {
+    use crate::skipped::skipped;
     use rustix::fs::{MemfdFlags, memfd_create};
 
     use super::*;
@@ -491,7 +492,7 @@ mod tests {
     #[test]
     fn what_a_child_removes_is_known_before_it_is_told_what_it_sees() {
         if let Err(error) = usable() {
-            return println!("SKIPPED: {error}");
+            return skipped(error);
         }
         const PAGES: u64 = 4;
         let file = File::from(memfd_create(c"commons", MemfdFlags::CLOEXEC).expect("memory"));

@@ -168,6 +168,7 @@ impl Driver {
 
 #[cfg(test)]
 mod tests {
+    use crate::skipped::skipped;
     use std::sync::Arc;
     use std::sync::mpsc::{TryRecvError, channel};
 
@@ -186,7 +187,7 @@ mod tests {
         let mut driver = driver();
         let uffd = match new_of_our_own() {
             Ok(uffd) => uffd,
-            Err(error) => return println!("SKIPPED: {error}"),
+            Err(error) => return skipped(error),
         };
         let (id, tally) = (driver.core.add_target(), Arc::<Tally>::default());
         driver.add(Target::new(id, 0, uffd, None, Arc::clone(&tally)));

@@ -54,6 +54,7 @@ impl Driver {
 
 #[cfg(test)]
 mod tests {
+    use crate::skipped::skipped;
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
     use std::sync::Arc;
@@ -84,7 +85,7 @@ mod tests {
     fn nobody_waits_for_one_that_is_stopped_in_the_middle_of_a_capture() {
         let uffd = match new_of_our_own() {
             Ok(uffd) => uffd,
-            Err(error) => return println!("SKIPPED: {error}"),
+            Err(error) => return skipped(error),
         };
         let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("sleep");
         let pid = child.id().cast_signed();

@@ -215,6 +215,7 @@ impl Driver {
 mod tests {
     use super::super::tests::driver;
     use super::*;
+    use crate::skipped::skipped;
     use crate::sys::sched::class_and_niceness;
 
     /// With the niceness of a program it had a tenth of its share beside busy ones, as the watcher and the agents had the weight: of programs
@@ -231,7 +232,7 @@ mod tests {
         let watcher = niceness(|| drop(set_class(0, Class::Normal))).join().expect("no panic");
         assert_eq!(served, watcher);
         if watcher.1 == 0 {
-            println!("SKIPPED: a niceness below 0 needs CAP_SYS_NICE");
+            skipped("a niceness below 0 needs CAP_SYS_NICE");
         }
     }
 }

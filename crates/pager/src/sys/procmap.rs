@@ -133,6 +133,7 @@ fn or_the_end(answer: io::Result<Mapping>) -> io::Result<Option<Mapping>> {
 
 #[cfg(test)]
 mod tests {
+    use crate::skipped::skipped;
     use std::os::unix::fs::MetadataExt;
 
     use super::*;
@@ -141,7 +142,7 @@ mod tests {
         let map = ProcMap::open(own).expect("our own");
         let can_be_asked = map.query(Address(0), OR_NEXT, &mut []).is_ok();
         if !can_be_asked {
-            println!("SKIPPED: PROCMAP_QUERY needs Linux 6.11");
+            skipped("PROCMAP_QUERY needs Linux 6.11");
         }
         can_be_asked.then_some(map)
     }

@@ -263,6 +263,7 @@ pub fn lock_memory() -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use crate::skipped::skipped;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::mpsc::channel;
@@ -301,7 +302,7 @@ mod tests {
         });
         match waits.join().expect("no panic") {
             Some(ran) => assert!(ran, "it did not run beside one that only waits for it"),
-            None => println!("SKIPPED: real-time scheduling needs CAP_SYS_NICE"),
+            None => skipped("real-time scheduling needs CAP_SYS_NICE"),
         }
         other.join().expect("no panic");
     }
@@ -359,7 +360,7 @@ mod tests {
     fn who_becomes_urgent_runs_at_once_whatever_it_has_used() {
         match wake_up_as(Class::Urgent) {
             Some(took) => assert!(took < Duration::from_millis(1), "{took:?}"),
-            None => println!("SKIPPED: needs two CPUs, and CAP_SYS_NICE"),
+            None => skipped("needs two CPUs, and CAP_SYS_NICE"),
         }
     }
 
@@ -386,8 +387,8 @@ mod tests {
         match std::thread::spawn(move || idle_class_can_be_left().then(turns)).join().expect("no panic") {
             // What a thread of the nicest niceness to itself weighs.
             Some(Some(largest)) => assert!(largest <= 88_761, "{largest}"),
-            Some(None) => println!("SKIPPED: the kernel does not tell what threads weigh (CONFIG_SCHED_DEBUG)"),
-            None => println!("SKIPPED: needs CAP_SYS_NICE"),
+            Some(None) => skipped("the kernel does not tell what threads weigh (CONFIG_SCHED_DEBUG)"),
+            None => skipped("needs CAP_SYS_NICE"),
         }
     }
 }

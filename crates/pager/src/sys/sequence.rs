@@ -31,6 +31,7 @@ fn words<const COUNT: usize>(thread: i32, at: Address) -> Option<[u64; COUNT]> {
 mod tests {
     use super::super::test::Program;
     use super::*;
+    use crate::skipped::skipped;
 
     /// Begins a sequence that never ends, anew whenever it was given up; never returns.
     fn stay_in_a_sequence(area: usize) -> ! {
@@ -79,7 +80,7 @@ mod tests {
 
     #[test]
     fn a_sequence_that_the_stop_interrupted_is_given_up() {
-        let Some(area) = area() else { return println!("SKIPPED: this C library registers no restartable sequences") };
+        let Some(area) = area() else { return skipped("this C library registers no restartable sequences") };
         let program = Program::run(|| stay_in_a_sequence(area));
         // Where the thread lost its CPU just then, the kernel has given the sequence up before it stopped.
         let is_inside = |seized: &Seized| {

@@ -1,5 +1,6 @@
 //! What is answered when those who were served have ended.
 
+use crate::skipped::skipped;
 use std::sync::mpsc::channel;
 
 use super::*;
@@ -47,7 +48,7 @@ fn is_anyone_left(watcher: &mut Watcher) -> bool {
 fn a_fork_that_was_read_is_heard_of_before_nobody_is_left() {
     let uffd = match new_of_our_own() {
         Ok(uffd) => uffd,
-        Err(error) => return println!("SKIPPED: {error}"),
+        Err(error) => return skipped(error),
     };
     let (parent, child, tally) = (None, TargetId(1), Arc::<Tally>::default());
     let forked = Report::Forked { parent, child, uffd, tally, has_known_views: true, taken_over: None };
