@@ -84,7 +84,7 @@ def need():
     """`need("tool", …)` gives the tools' paths; a missing one skips the test, or fails it under SPILLWAY_TESTS_STRICT=1."""
 
     def paths(*tools):
-        found = {tool: shutil.which(tool) for tool in tools}
+        found = {tool: shutil.which(tool) or shutil.which(tool, path=guests.cache() / "valkey/usr/bin") for tool in tools}
         missing = [tool for tool, path in found.items() if not path]
         if missing:
             give_up(f"{', '.join(missing)} not found: scripts/setup-tests installs what the tests need")

@@ -265,10 +265,12 @@ class Native:
 class Spillway:
     """The command under test."""
 
-    def __init__(self, path, processes, scratch):
+    def __init__(self, path, processes, scratch, pool=None):
+        """`pool`: the URL of what all that `run` and `attach` start is to keep its pages in, where that is not the default."""
         self.path = pathlib.Path(path).resolve()
         self.processes = processes
         self.scratch = pathlib.Path(scratch)
+        self.pool = ["--pool", pool] if pool else []
 
     def cli(self, *arguments, timeout=60, **options):
         """One `spillway` command run to its end, as a `CompletedProcess` with text streams."""
@@ -282,7 +284,7 @@ class Spillway:
     def start(self, argv, local, *arguments, **options):
         """Starts `spillway run --local LOCAL` (bytes or text); options as for `subprocess.Popen`."""
         stats = self.stats_path()
-        command = [self.path, "run", "--local", local, "--stats", stats, *arguments, "--", *argv]
+        command = [self.path, "run", "--local", local, "--stats", stats, *self.pool, *arguments, "--", *argv]
         return Running(self.processes.start(command, **(PIPES | options)), stats, str(self.path))
 
     def run(self, argv, local, *arguments, stdin=None, timeout=80, **options):
@@ -293,7 +295,7 @@ class Spillway:
     def begin_attach(self, pid, local=None, *arguments):
         """Starts `spillway attach`; without a budget it can only take over."""
         stats = self.stats_path()
-        budget = ["--local", local] if local else []
+        budget = ["--local", local, *self.pool] if local else []
         return Running(self.processes.start([self.path, "attach", pid, *budget, "--stats", stats, *arguments], **PIPES), stats)
 
     def attach(self, pid, local, *arguments):

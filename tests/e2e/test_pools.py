@@ -26,6 +26,7 @@ KINDS = {
     "two servers": lambda servers, _: f"tcp://{servers.spillway().address},{servers.spillway().address}",
     "memcached": lambda servers, _: f"memcached://{servers.memcached('-M').address}",
     "redis": lambda servers, _: f"redis://{servers.redis().address}",
+    "valkey": lambda servers, _: f"redis://{servers.valkey().address}",
     "file": lambda _, scratch: f"file://{scratch}/pages?size=256M",
     "emulated": lambda *_: "emulated:?delay=20us",
 }
@@ -257,13 +258,15 @@ def test_a_memcached_that_may_evict(unusable, servers):
     unusable(f"memcached://{servers.memcached(mib=8).address}", "evict")
 
 
-def test_a_redis_that_may_evict(unusable, servers):
-    server = servers.redis("--maxmemory", "8mb", "--maxmemory-policy", "allkeys-lru")
+@pytest.mark.parametrize("kind", ["redis", "valkey"])
+def test_a_redis_that_may_evict(unusable, servers, kind):
+    server = getattr(servers, kind)("--maxmemory", "8mb", "--maxmemory-policy", "allkeys-lru")
     unusable(f"redis://{server.address}", "evict")
 
 
-def test_a_redis_with_a_password(spillway, unusable, servers):
-    address = servers.redis("--requirepass", "open-sesame").address
+@pytest.mark.parametrize("kind", ["redis", "valkey"])
+def test_a_redis_with_a_password(spillway, unusable, servers, kind):
+    address = getattr(servers, kind)("--requirepass", "open-sesame").address
     for password in ["", ":wrong@"]:
         unusable(f"redis://{password}{address}", "password")
     assert spillway.cli("run", f"--pool=redis://:open-sesame@{address}", "--", "true").returncode == 0

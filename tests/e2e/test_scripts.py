@@ -51,6 +51,8 @@ def test_setup_fetches_what_bench_takes_of_python(tmp_path):
     interpreter = tools / "python3"
     interpreter.write_text(PYTHON.format(told=told, online=online, python=sys.executable))
     interpreter.chmod(0o755)
+    # Else it would be fetched as well.
+    (tools / "valkey-server").symlink_to("/bin/true")
     environment = os.environ | {"PATH": f"{tools}:{os.environ['PATH']}", "SPILLWAY_TEST_CACHE": str(tmp_path / "cache"), "SPILLWAY_GUEST_KERNEL": "none"}
 
     def set_up():
