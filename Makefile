@@ -56,7 +56,10 @@ bench-ab: build
 bench-apps: build
 	bench/apps --record $(ARGS)
 
+# A machine that has only what builds this gets what the demonstration runs.
 demo: build
+	@command -v python3 >/dev/null || { apt-get update -q && apt-get install -y -q --no-install-recommends python3; } >&2 || \
+	    { echo 'demo: the program that it runs is CPython. Install python3, and type it again' >&2; exit 1; }
 	@scripts/demo
 
 install: build

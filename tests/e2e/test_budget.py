@@ -157,6 +157,25 @@ def test_an_agent_that_waits_for_a_cpu_is_waited_for(processes, spillway, fill, 
     assert told["local_peak_bytes"] <= budget * PEAK_ALLOWANCE, told
 
 
+def test_a_program_goes_on_beside_a_real_time_one_that_has_the_other_cpu(processes, spillway, fill):
+    """What is captured is read on the other CPU, by a thread that became real-time as well once it was waited for: no sooner than one that
+    never gave the CPU away. The program stood still for as long."""
+    if os.cpu_count() < 2:
+        pytest.skip("SKIPPED: another CPU is to be busy")
+    target = Program(processes, [fill, 48], spillway, "24M").ready()
+    *others, last = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(target.pid, others)
+    target.ask("churn 100")
+    busy = processes.start(["sh", "-c", "while :; do :; done"])
+    os.sched_setaffinity(busy.pid, [last])
+    os.sched_setscheduler(busy.pid, os.SCHED_FIFO, os.sched_param(1))
+    target.ask("churn 3000")
+    busy.kill()
+    target.unharmed()
+    target.tell("exit 0")
+    assert target.status() == 0
+
+
 def test_adopted_while_it_churns(processes, spillway, fill):
     budget = 16 * MIB
     target = Program(processes, [fill, 96]).ready()

@@ -21,6 +21,26 @@ def test_demo(processes, spillway):
     assert out.rstrip().splitlines()[-1].startswith("Conclusion: the same output"), out
 
 
+def test_demo_where_there_is_no_python(tmp_path):
+    """Nothing is installed: all that it calls is made up."""
+    for tool in ("sh", "cat", "chmod"):
+        (tmp_path / tool).symlink_to(shutil.which(tool))
+
+    def told(apt_get):
+        stub = tmp_path / "apt-get"
+        stub.write_text(f"#!/bin/sh\n{apt_get}\n")
+        stub.chmod(0o755)
+        command = [shutil.which("make"), "-s", "demo", "CARGO=:"]
+        done = subprocess.run(command, cwd=REPOSITORY, env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=30)
+        return done.returncode, done.stdout, done.stderr
+
+    status, _, said = told("echo no network >&2; exit 100")
+    assert status != 0 and "no network" in said and "Install python3" in said
+    interpreter = f"{tmp_path}/python3"
+    installs = f'case "$*" in *python3*) printf "#!/bin/sh\necho shown\n" >{interpreter}; chmod +x {interpreter};; esac'
+    assert told(installs)[:2] == (0, "shown\n")
+
+
 def test_scripts_are_sound():
     done = subprocess.run([REPOSITORY / "scripts/check-scripts"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr

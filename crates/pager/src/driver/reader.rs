@@ -6,12 +6,14 @@
 //! until it gives them back.
 //!
 //! The thread is in the idle class: a program that wants its CPU goes first. Nothing waits for a batch at first, and when
-//! something does, the fault thread hurries it ([`Reader::hurry`]).
+//! something does, the fault thread hurries it ([`Reader::hurry`]). Where even that does not help, a real-time program has that CPU for
+//! itself: the batch is read on the fault thread's, and so are those of the next second.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering::Relaxed};
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel};
+use std::time::Duration;
 
 use spillway_core::evict::Bytes;
 use spillway_core::page::BufferIndex;
@@ -25,12 +27,16 @@ use crate::sys::agent::BATCH_PAGES;
 use crate::sys::clock::now_ns;
 use crate::sys::fd::Bell;
 use crate::sys::process::{PAGES_AT_A_TIME, read_memory, read_pages};
-use crate::sys::sched::{Class, idle_class_can_be_left, set_class, thread_id};
+use crate::sys::sched::{Class, Cpus, current_cpu, idle_class_can_be_left, set_class, thread_id};
 
 /// Fewer pages than this are read sooner than another CPU wakes up.
 const WORTH_PAGES: usize = 32;
 /// A batch that takes longer has not been let run: on a CPU of its own it takes a quarter of that.
 const PATIENCE_NS: u64 = 2_000_000;
+/// One that was hurried so long ago, and is not done, has a CPU that it cannot come by.
+const STARVES_NS: u64 = 8_000_000;
+/// For so long nothing is read on such a CPU.
+const SHUNS_NS: u64 = 1_000_000_000;
 
 /// After so many pages that it looked at, 10 us or so, it lets others have the CPU.
 const PAGES_IN_A_ROW: usize = 4;
@@ -137,8 +143,12 @@ pub(super) struct Reader {
     place: Place,
     /// When the last job went to the thread.
     sent_ns: u64,
-    /// The thread is out of the idle class until it is done with its job.
-    hurried: bool,
+    /// The thread is out of the idle class until it is done with its job: since when, or when it was last brought to this CPU; 0 for not.
+    hurried_ns: u64,
+    /// Where it may run again once it is done, if it was brought.
+    brought_from: Option<Cpus>,
+    /// Until when nothing is read elsewhere.
+    shuns_until_ns: u64,
     /// Where the job under way reads.
     staging: ([i32; 2], Address),
     /// Its pages, in the order of staging; none where nothing was moved.
@@ -175,7 +185,19 @@ impl Reader {
         let job = Job { pid: 0, thread: 0, staging: Address(0), items, preparer, elsewhere: false };
         let order = Vec::with_capacity(BATCH_PAGES);
         let staging = ([0; 2], Address(0));
-        Self { thread, calls, announced, done, place: Place::Spare(job), sent_ns: 0, hurried: false, staging, order }
+        Self {
+            thread,
+            calls,
+            announced,
+            done,
+            place: Place::Spare(job),
+            sent_ns: 0,
+            hurried_ns: 0,
+            brought_from: None,
+            shuns_until_ns: 0,
+            staging,
+            order,
+        }
     }
 
     /// The other thread; 0 when there is none.
@@ -208,7 +230,7 @@ impl Reader {
         };
         (job.pid, job.thread, job.staging) = (pid, thread, staging);
         self.staging = ([pid, thread], staging);
-        job.elsewhere = elsewhere && self.order.len() >= WORTH_PAGES;
+        job.elsewhere = elsewhere && self.order.len() >= WORTH_PAGES && !self.shuns();
         let elsewhere = job.elsewhere;
         let preparer = &mut job.preparer;
         let mut clean = |page: Option<PageIndex>| {
@@ -240,7 +262,7 @@ impl Reader {
     /// A batch of so many pages is being captured: wakes the thread if it will be read there, so that its CPU wakes up meanwhile. Not
     /// outside of the idle class, where it would wait at the expense of others.
     pub(super) fn announce(&self, pages: usize) {
-        if pages >= WORTH_PAGES && idle_class_can_be_left() {
+        if pages >= WORTH_PAGES && !self.shuns() && idle_class_can_be_left() {
             self.announced.store(true, Relaxed);
             let _ = self.calls.try_send(None);
         }
@@ -256,8 +278,13 @@ impl Reader {
         match self.place {
             Place::Spare(_) => true,
             Place::Away if wait => {
-                self.hurry();
-                let job = self.done.recv().expect("the reader ends after this");
+                let job = loop {
+                    self.hurry();
+                    match self.done.recv_timeout(Duration::from_nanos(STARVES_NS)) {
+                        Ok(job) => break job,
+                        Err(error) => assert!(error == RecvTimeoutError::Timeout, "the reader ends after this"),
+                    }
+                };
                 self.take_over(job, buffers, core);
                 true
             }
@@ -273,8 +300,12 @@ impl Reader {
 
     #[inline(never)]
     fn take_over(&mut self, mut job: Job, buffers: &mut Buffers, core: &mut Pager) {
-        if std::mem::take(&mut self.hurried) {
+        if std::mem::take(&mut self.hurried_ns) > 0 {
             self.put_in(if idle_class_can_be_left() { Class::Idle } else { Class::Normal });
+        }
+        if let Some(cpus) = self.brought_from.take() {
+            // Where that fails it is slower, and nothing else.
+            let _ = cpus.confine(self.thread());
         }
         for (item, (page, buffer)) in job.items.drain(..).zip(self.order.drain(..)) {
             buffers.give_back(buffer, item.buffer);
@@ -285,19 +316,42 @@ impl Reader {
         self.place = Place::Spare(job);
     }
 
-    /// For how long the thread may still be left to itself, in nanoseconds; none where it has no batch, or is hurried.
+    /// For how long the thread may still be left to itself, in nanoseconds, before it is hurried, or hurried once more; none where it has no
+    /// batch.
     pub(super) fn patience_ns(&self) -> Option<u64> {
-        let alone = matches!(self.place, Place::Away) && !self.hurried;
-        alone.then(|| (self.sent_ns + PATIENCE_NS).saturating_sub(now_ns()))
+        let until_ns = if self.hurried_ns > 0 { self.hurried_ns + STARVES_NS } else { self.sent_ns + PATIENCE_NS };
+        matches!(self.place, Place::Away).then(|| until_ns.saturating_sub(now_ns()))
     }
 
-    /// Has the thread go before programs, and before the pager's other threads, until its batch is read. Only this thread changes the class of the other, which therefore
-    /// cannot miss that.
+    /// Has the thread go before programs, and before the pager's other threads, until its batch is read; on this CPU if it was told so long ago.
+    /// Only this thread changes the class of the other, which therefore cannot miss that.
     pub(super) fn hurry(&mut self) {
-        if matches!(self.place, Place::Away) && !self.hurried {
-            self.hurried = true;
-            self.put_in(Class::Urgent);
+        if !matches!(self.place, Place::Away) {
+            return;
         }
+        if self.hurried_ns == 0 {
+            self.hurried_ns = now_ns();
+            self.put_in(Class::Urgent);
+        } else if self.patience_ns() == Some(0) {
+            self.bring();
+        }
+    }
+
+    /// Has the thread run on this CPU until its batch is read. A program of a real-time class never gives the other away, and the kernel leaves
+    /// the twentieth that such programs must to ordinary threads, which this one is not.
+    #[inline(never)]
+    fn bring(&mut self) {
+        let (thread, now_ns) = (self.thread(), now_ns());
+        (self.hurried_ns, self.shuns_until_ns) = (now_ns, now_ns + SHUNS_NS);
+        if let (Some(cpu), Ok(allowed)) = (current_cpu(), Cpus::of(thread)) {
+            self.brought_from.get_or_insert(allowed);
+            let _ = Cpus::one(cpu).confine(thread);
+        }
+    }
+
+    /// Whether the other CPU was of no use a moment ago.
+    fn shuns(&self) -> bool {
+        self.shuns_until_ns > 0 && now_ns() < self.shuns_until_ns
     }
 
     /// Changes the class of the other thread. Where that is refused it is slower, and nothing else.
@@ -396,12 +450,36 @@ mod tests {
             assert!(reader.patience_ns().is_some_and(|left| left <= PATIENCE_NS));
             if hurried {
                 reader.hurry();
-                assert_eq!((policy(reader.thread()), reader.patience_ns()), (hurries, None));
+                assert_eq!(policy(reader.thread()), hurries);
+                assert!(reader.patience_ns().is_some_and(|left| left > PATIENCE_NS && left <= STARVES_NS));
             }
             assert!(reader.finish(true, &mut buffers, &mut core));
             assert_eq!((policy(reader.thread()), reader.patience_ns()), (at_first, None));
             let read = |nth: usize| buffers.page(BufferIndex(u32::try_from(nth).expect("few"))).expect("it is back").0;
             assert!((0..WORTH_PAGES).all(|nth| read(nth) == &staged[nth]));
         }
+    }
+
+    /// A program of a real-time class may have the other CPU for itself.
+    #[test]
+    fn a_batch_that_no_time_is_left_for_is_read_on_this_cpu() {
+        let (staged, mut buffers, mut core, mut reader) = small_batch();
+        while reader.thread() == 0 {
+            std::thread::yield_now();
+        }
+        let cpus = |reader: &Reader| Cpus::of(reader.thread()).expect("it runs").count();
+        let all = cpus(&reader);
+        begin(&mut reader, &staged, true, &mut buffers);
+        reader.hurry();
+        // It has been read by then, which only the reader knows.
+        std::thread::sleep(Duration::from_nanos(STARVES_NS));
+        reader.hurry();
+        assert_eq!(cpus(&reader), 1);
+        assert!(reader.finish(true, &mut buffers, &mut core));
+        assert_eq!(cpus(&reader), all);
+        // For a while it is not tried again.
+        begin(&mut reader, &staged, true, &mut buffers);
+        assert!(matches!(reader.place, Place::Done(_)));
+        assert!(reader.finish(true, &mut buffers, &mut core));
     }
 }
