@@ -449,6 +449,44 @@ def test_the_page_about_zram_follows_from_the_yardstick(tmp_path):
         assert set(json.loads((tmp_path / "page.json").read_text())["cases"]) == {"uniform", "threads"}
 
 
+FUZZER = """#!/bin/sh
+echo '#2 INITED cov: 3 ft: 4 corp: 1/1b' >&2
+echo '#10 DONE   cov: 5 ft: 7 corp: 3/12b lim: 4' >&2
+echo 'stat::number_of_executed_units: 10' >&2
+echo 'stat::average_exec_per_sec:     9' >&2
+echo "$@" >>{told}
+exit {status}
+"""
+
+
+def test_what_a_fuzzer_says_is_recorded(tmp_path):
+    """With a cargo and fuzzers that are made up."""
+    cargo, told = tmp_path / "cargo", tmp_path / "told"
+    cargo.write_text("#!/bin/sh\n")
+    cargo.chmod(0o755)
+    (tmp_path / "any/release").mkdir(parents=True)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CARGO_TARGET_DIR": str(tmp_path)}
+
+    def fuzz(statuses, *words):
+        for name, status in statuses.items():
+            fuzzer = tmp_path / "any/release" / name
+            fuzzer.write_text(FUZZER.format(told=told, status=status))
+            fuzzer.chmod(0o755)
+        command = [REPOSITORY / "bench/fuzz", "--only", ",".join(statuses), "--record", "page", "--into", tmp_path, *words]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30, env=environment)
+        return done.returncode, done.stdout, done.stderr
+
+    status, out, said = fuzz({"wire_request": 0, "wire_answer": 0}, "--runs", "10")
+    assert status == 0 and "| wire_request | 10 | 9 | 5 | 3 |" in out and "fail: none." in out, out + said
+    assert (tmp_path / "page.md").read_text().endswith(out) and "-runs=10 " in told.read_text()
+    status, out, _ = fuzz({"wire_request": 0, "wire_answer": 77}, "--runs", "10")
+    assert status == 1 and "fail: wire_answer." in out
+    assert fuzz({"nothing": 0})[0] == 2
+    (tmp_path / "any/release/wire_answer").unlink()
+    status, _, said = fuzz({}, "--only", "wire_answer")
+    assert status == 1 and "wire_answer was not built" in said
+
+
 @pytest.mark.limit(180)
 def test_applications_are_compared_and_recorded(processes, spillway, tmp_path):
     before = left_behind()
