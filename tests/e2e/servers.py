@@ -84,16 +84,16 @@ class Servers:
         port = free_port()
         return self._listening([path, "-u", "root", "-l", "127.0.0.1", "-U", 0, "-p", port, "-m", mib, "-t", 1, *options], port)
 
-    def valkey(self, *options):
-        """The same of a valkey-server, which is spoken to as Redis is."""
-        return self.redis(*options, program="valkey-server")
-
     def redis(self, *options, program="redis-server"):
         """A redis-server that writes nothing to disk."""
         (path,) = self.need(program)
         port = free_port()
         command = [path, "--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", self.scratch]
         return self._listening([*command, *options], port)
+
+    def valkey(self, *options):
+        """The same of a valkey-server, which is spoken to as Redis is."""
+        return self.redis(*options, program="valkey-server")
 
     def etcd(self, port=0):
         """An etcd of one node, whose data lasts until the test ends: the same port brings it back."""

@@ -1,5 +1,6 @@
 """The budget holds, by the kernel's count of resident pages, whatever the program does; and the pager stays small."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -131,6 +132,16 @@ def test_program_that_churns(processes, spillway, fill):
     undisturbed(churned).finish(BURST_S)
 
 
+@contextlib.contextmanager
+def real_time_program(processes, cpu):
+    """One that never gives its CPU away: the kernel leaves ordinary threads a twentieth of the time there."""
+    busy = processes.start(["sh", "-c", "while :; do :; done"])
+    os.sched_setaffinity(busy.pid, [cpu])
+    os.sched_setscheduler(busy.pid, os.SCHED_FIFO, os.sched_param(1))
+    yield
+    busy.kill()
+
+
 def test_an_agent_that_waits_for_a_cpu_is_waited_for(processes, spillway, fill, tmp_path):
     """One that had not begun within 100 ms was taken for one that is stopped, which nobody waits for: for a second, pages came without
     limit. On a busy machine 48 MiB were resident under a budget of 24."""
@@ -144,12 +155,8 @@ def test_an_agent_that_waits_for_a_cpu_is_waited_for(processes, spillway, fill, 
     os.sched_setaffinity(target.pid, others)
     target.ask("churn 100")
     os.sched_setaffinity(agent, [last])
-    # The kernel leaves everyone else a twentieth of the time.
-    busy = processes.start(["sh", "-c", "while :; do :; done"])
-    os.sched_setaffinity(busy.pid, [last])
-    os.sched_setscheduler(busy.pid, os.SCHED_FIFO, os.sched_param(1))
-    target.ask("churn 3000")
-    busy.kill()
+    with real_time_program(processes, last):
+        target.ask("churn 3000")
     target.unharmed()
     target.tell("exit 0")
     assert target.status() == 0
@@ -166,11 +173,8 @@ def test_a_program_goes_on_beside_a_real_time_one_that_has_the_other_cpu(process
     *others, last = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(target.pid, others)
     target.ask("churn 100")
-    busy = processes.start(["sh", "-c", "while :; do :; done"])
-    os.sched_setaffinity(busy.pid, [last])
-    os.sched_setscheduler(busy.pid, os.SCHED_FIFO, os.sched_param(1))
-    target.ask("churn 3000")
-    busy.kill()
+    with real_time_program(processes, last):
+        target.ask("churn 3000")
     target.unharmed()
     target.tell("exit 0")
     assert target.status() == 0

@@ -9,7 +9,7 @@ use crate::units::{Address, PageIndex, TargetId};
 
 /// The most pages that are ever captured at once: what the agent's control pages have room for.
 pub const BATCH_PAGES_MAX: u64 = 256;
-/// A batch is one part in so many of the budget, up to [`BATCH_PAGES_MAX`].
+/// A batch is one part in so many of the budget, up to [`BATCH_PAGES_MAX`]: from 8 MiB on, enough pages for another CPU to be woken for them.
 pub const BATCH_SHARE: u64 = 64;
 
 /// Captured pages that a slow store may leave waiting: beyond that, capturing more would only fill buffers.
@@ -69,6 +69,11 @@ pub struct Write {
 /// none waits for all of that.
 pub(crate) fn low(reserve: u64) -> u64 {
     reserve / 2
+}
+
+/// A batch of so large a budget, however small that is.
+pub(crate) fn batch_of(budget_pages: u64) -> u64 {
+    (budget_pages / BATCH_SHARE).clamp(8, BATCH_PAGES_MAX)
 }
 
 impl Pager {
@@ -167,7 +172,7 @@ impl Pager {
     /// itself to it.
     pub fn batch_pages(&self) -> u64 {
         let sixteenth = (self.budget_pages() / 16).max(1);
-        (self.budget_pages() / BATCH_SHARE).clamp(8, BATCH_PAGES_MAX).min(sixteenth)
+        batch_of(self.budget_pages()).min(sixteenth)
     }
 
     /// From now on the pages at `addresses`, and no others of `target`, stay where they are once they are mapped: the kernel

@@ -1,6 +1,6 @@
 //! Local memory divided between trees of processes: what each has, and whose turn it is to pay ([`crate::shares`]).
 
-use crate::evict::{BATCH_PAGES_MAX, BATCH_SHARE, low};
+use crate::evict::{batch_of, low};
 use crate::page::State;
 use crate::shares::{self, Claim, Payer, Share};
 use crate::units::TreeId;
@@ -147,5 +147,5 @@ impl Divided {
 
 /// Pages that a tree's faults find free below its maximum: as the whole has a reserve ([`crate::evict`]).
 fn reserve(share: &Share) -> u64 {
-    if share.max_pages == u64::MAX { 0 } else { (share.max_pages / BATCH_SHARE).clamp(8, BATCH_PAGES_MAX) }
+    if share.max_pages == u64::MAX { 0 } else { batch_of(share.max_pages) }
 }
