@@ -5,6 +5,7 @@ namespaces.
 """
 
 import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -19,7 +20,7 @@ import time
 
 import pytest
 from harness import PIPES, Running, eventually, tree
-from mechanics import Program, has_agent, refused, status_field, threads, traits
+from mechanics import Program, has_agent, refused, state, status_field, threads, traits
 
 NOBODY = 65534
 CAPABILITIES = "cap_sys_ptrace,cap_ipc_lock,cap_sys_nice+ep"
@@ -237,6 +238,54 @@ def test_a_stopped_program_is_let_go(user, setcap):
     os.kill(target.pid, signal.SIGCONT)
     assert not has_agent(target.pid)
     target.unharmed()
+
+
+@pytest.mark.parametrize("pager", ["attach", "daemon"])
+def test_one_that_is_stopped_while_its_pages_leave_is_let_go(user, setcap, pager):
+    """What its agent had begun was waited for, until somebody continued it."""
+    user.give_capabilities(setcap)
+    user.give_device()
+    target = user.program()
+
+    def begun(*words):
+        return Running(user.processes.start(user.words(user.binary, *words), cwd="/", env=user.environment, **PIPES))
+
+    if pager == "daemon":
+        socket_path = pathlib.Path(user.directory) / "daemon.sock"
+        user.environment |= {"SPILLWAY_DAEMON": str(socket_path)}
+        daemon = begun("daemon", "--local", "16M")
+        eventually(socket_path.exists, "the daemon")
+    attached = begun("attach", target.pid, "--local", "16M")
+    eventually(lambda: has_agent(target.pid), "its agent")
+    (agent,) = (thread for thread, name in threads(target.pid) if name == "spillway-agent")
+
+    delays = itertools.cycle(range(0, 50, 5))
+
+    def is_stopped_in_an_order():
+        """Lets pages come home and leave again, and stops it meanwhile. Agents that have no order read."""
+        assert user.cli("resize", target.pid, "64M").returncode == 0
+        target.unharmed()
+        assert user.cli("resize", target.pid, "4M").returncode == 0
+        time.sleep(next(delays) / 1000)
+        os.kill(target.pid, signal.SIGSTOP)
+        eventually(lambda: state(agent) in "tT", "it to be stopped")
+        with open(f"/proc/{target.pid}/task/{agent}/syscall") as call:
+            if not call.read().startswith("0 "):
+                return True
+        os.kill(target.pid, signal.SIGCONT)
+        return False
+
+    eventually(is_stopped_in_an_order, "its agent to be stopped in the middle of something", timeout=60)
+    detached = user.cli("detach", target.pid)
+    assert detached.returncode == 0, detached.stderr
+    assert not has_agent(target.pid)
+    os.kill(target.pid, signal.SIGCONT)
+    target.unharmed()
+    done = attached.finish(timeout=30).must_succeed()
+    assert ("by the daemon" in done.err) == (pager == "daemon"), done.err
+    if pager == "daemon":
+        os.kill(daemon.process.pid, signal.SIGTERM)
+        daemon.finish(timeout=30)
 
 
 def test_root_without_device(processes, spillway, build, tmp_path):

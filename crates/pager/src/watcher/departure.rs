@@ -98,6 +98,11 @@ impl Watcher {
         }
         // Targets fork while their pages come home, and a child's pages come only once it is known what it inherits.
         self.tell_inheritances();
+        for (&pid, process) in &mut self.processes {
+            if self.leaving.iter().any(|leaving| leaving.tree == process.tally.tree) {
+                process.lead_agent(pid);
+            }
+        }
         for mut leaving in std::mem::take(&mut self.leaving) {
             let result = loop {
                 if !leaving.agents.is_empty() {

@@ -91,6 +91,15 @@ impl Process {
         }
     }
 
+    /// Leads the agent of a process that is stopped as a whole (Ctrl-Z) on, once it is to leave: what it was in the middle of is waited for.
+    /// One that is kept seized is led always; where we may not, it goes on when its process does.
+    pub(super) fn lead_agent(&mut self, pid: i32) {
+        let is_stopped = || procfs::thread_stat(pid, self.agent).is_ok_and(|stat| stat.state == b'T');
+        if self.agent != 0 && self.seized.is_none() && is_stopped() {
+            self.seized = Seized::new(self.agent).ok();
+        }
+    }
+
     /// Keeps a seized agent running, and lets go of it while a debugger traces the process: one that finds a thread which it
     /// cannot have tries again for ever.
     pub(super) fn tend_agent(&mut self, pid: i32) {

@@ -89,7 +89,10 @@ impl Watcher {
     /// Targets fork and end while their pages come home, and a child's pages come only once it is known what it inherits.
     fn hear_while_releasing(&mut self) {
         // One that was stopped and continued with its process waits for its tracer.
-        self.processes.iter_mut().for_each(|(&pid, process)| process.tend_agent(pid));
+        self.processes.iter_mut().for_each(|(&pid, process)| {
+            process.lead_agent(pid);
+            process.tend_agent(pid);
+        });
         self.hear_reports();
         self.tell_inheritances();
         self.bury_orphans();
