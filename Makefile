@@ -20,6 +20,9 @@ build:
 # Who is root has what tests need, by then: what lacks is a failure.
 STRICT = $(if $(filter 0,$(shell id -u)),SPILLWAY_TESTS_STRICT=1)
 
+# Many tests wait for servers and deadlines: twice as many at a time as there are CPUs.
+WAITING = $$((2 * $$(nproc)))
+
 build-tests:
 	$(CARGO) test --workspace --no-run
 
@@ -34,7 +37,7 @@ check:
 test:
 	$(MAKE) -j2 build build-tests
 	@if [ "$$(id -u)" = 0 ]; then scripts/setup-tests; fi
-	$(STRICT) $(CARGO) test --workspace
+	$(STRICT) RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$(WAITING)} $(CARGO) test --workspace
 	scripts/e2e
 	SPILLWAY_CHAOS_SECONDS=180 TESTS=tests/e2e/chaos.py scripts/e2e
 

@@ -18,6 +18,7 @@ LIMIT_SECONDS = 90
 
 
 def pytest_configure(config):
+    config.addinivalue_line("markers", "alone: it judges time or looks at the whole machine, and nothing runs beside it")
     config.addinivalue_line("markers", "limit(seconds): how long the test may take")
 
 

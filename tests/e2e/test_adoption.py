@@ -149,6 +149,7 @@ def test_a_program_that_never_stands_still_misses_nothing(processes, spillway, b
     assert done > 20
 
 
+@pytest.mark.alone
 def test_pause_of_the_adopted_thread(processes, spillway, build):
     """At most 1 ms by the pager's own measure, and a thread that watches the clock bears it out.
 
@@ -195,6 +196,7 @@ SLEEPS = {
 }
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("kind", SLEEPS)
 def test_adopted_while_asleep(processes, spillway, build, kind, threads):
@@ -222,6 +224,7 @@ def test_adopted_while_asleep(processes, spillway, build, kind, threads):
     assert all(sleep_ms - 2 <= one <= most_ms for one in elapsed), f"{kind}: {elapsed} ms instead of {sleep_ms}"
 
 
+@pytest.mark.alone
 def test_several_adopted_at_the_same_moment_while_asleep(processes, spillway, build):
     """Each of their pagers waits for its program as a real-time thread: on no CPU may it stand in a program's way."""
     sleep_ms = 1200
@@ -275,6 +278,7 @@ def test_a_thread_that_the_kernel_has_made_in_the_program_is_not_borrowed(proces
         assert attached.finish(timeout=10).status == 0
 
 
+@pytest.mark.alone
 def test_adopted_while_asleep_in_a_pipe_read(processes, spillway, build):
     program = Program(processes, [build("sleeper"), "pipe", 0, 32, 1]).ready()
     time.sleep(0.3)
@@ -288,6 +292,7 @@ def test_adopted_while_asleep_in_a_pipe_read(processes, spillway, build):
     let_go(attached)
 
 
+@pytest.mark.alone
 def test_sleeps_natively(processes, build):
     """What the sleeps above should give is what they give without us."""
     programs = [(kind, Program(processes, [build("sleeper"), kind, 300, 1, 2]).ready()) for kind in SLEEPS]

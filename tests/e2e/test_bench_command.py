@@ -154,6 +154,7 @@ def test_the_example_of_a_program_can_be_compared(bench, spillway, processes):
     [
         ("exit 3", 1, "with all of its memory local: native: no result: exit status: 3: it said nothing"),
         ("echo it broke >&2; exit 3", 1, "exit status: 3: it broke"),
+        (" ", 2, "give a line for the shell"),
         ("true", 2, "too little to compare; give it work that needs 32.0 MiB or more"),
     ],
 )

@@ -15,6 +15,8 @@ from harness import MIB, PEAK_ALLOWANCE, children, eventually, status_field, tre
 from lateness import Lateness
 from mechanics import NONZERO, SMALL_UNMANAGED_BYTES, Program, Witness, executable, let_go, rollup, squeeze, threads
 
+pytestmark = pytest.mark.alone
+
 # How long memory that is newly mapped, late in a program's life, may go unnoticed.
 BURST_S = 0.1
 

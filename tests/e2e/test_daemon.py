@@ -17,6 +17,8 @@ from harness import MIB, eventually
 from mechanics import Program, Silence, outlasts_a_debugger, refused, running, traits, verdict
 from test_takeover import url_of
 
+pytestmark = pytest.mark.alone
+
 # How long processes are adopted, resized and let go in a row.
 CHURN_SECONDS = float(os.environ.get("SPILLWAY_DAEMON_SECONDS", "6"))
 STALL_SECONDS = 2.0

@@ -10,6 +10,8 @@ import harness
 import pytest
 from mechanics import Program, threads
 
+pytestmark = pytest.mark.alone
+
 # For how long they are counted.
 SECONDS = 1.5
 ALLOCATORS = ("malloc", "calloc", "realloc", "posix_memalign", "aligned_alloc")

@@ -9,6 +9,8 @@ import subprocess
 import pytest
 from harness import REPOSITORY
 
+pytestmark = pytest.mark.alone
+
 SOURCES = REPOSITORY / "tests/kernel"
 PAGE = REPOSITORY / "docs/KERNEL.md"
 CANNOT_BE_SEEN = 77

@@ -460,6 +460,7 @@ def stranger(processes, need):
     shutil.rmtree(place, ignore_errors=True)
 
 
+@pytest.mark.alone
 def test_another_user_does_not_keep_commands_waiting(spillway, stranger):
     """One that only ever said how far it was kept `ps` waiting for ever, and `attach` deaf to Ctrl-C."""
     stranger('{"progress":[0,1]}')

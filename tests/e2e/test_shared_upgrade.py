@@ -1,10 +1,13 @@
-"""Memory that several processes have mapped is handed over to another pager. How long that takes is judged: nothing runs beside it."""
+"""Memory that several processes have mapped is handed over to another pager."""
 
 import time
 
+import pytest
 from harness import eventually
 from test_shared import SHARED, native_family, seed, sharers  # noqa: F401
 from test_takeover import PAUSE_MILLISECONDS, begin, milliseconds, nothing_of_ours
+
+pytestmark = pytest.mark.alone
 
 
 def test_upgrade_while_it_works(processes, spillway, native_family):

@@ -11,6 +11,8 @@ from mechanics import Program, refused
 from test_daemon import attach, daemon, fill  # noqa: F401
 from test_takeover import begin, end, nothing_of_ours
 
+pytestmark = pytest.mark.alone
+
 # Pages of the programs' pattern that are not all zeros: those are never stored.
 NONZERO = 7 / 8
 SET_MEMORY_MERGE = 67

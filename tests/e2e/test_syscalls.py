@@ -350,6 +350,7 @@ def test_pager_killed_under_attach_stops_the_target_instead_of_zeros(processes, 
     assert target.status(5) == -signal.SIGKILL
 
 
+@pytest.mark.alone
 def test_nothing_is_left_of_the_runs_above(spillway):
     """Pagers end with their targets: none of this binary's may be about."""
     ours = str(spillway.path)

@@ -286,6 +286,7 @@ def test_a_server_whose_name_is_gone_is_away(processes, spillway, servers, fill,
     target.ask("verify")
 
 
+@pytest.mark.alone
 def test_upgrade_hands_over_while_the_target_runs(processes, spillway, fill, torture):
     options = ["--seed", 5, "--seconds", SLACK_SECONDS, "--mib", 64, "--threads", 2, *WITHIN]
     program = processes.start([torture, *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
@@ -343,6 +344,7 @@ def test_upgrades_of_a_program_that_forks_all_the_time(processes, spillway, buil
     [("local", 1), ("local", 3), ("tcp", 3), ("memcached", 2), ("redis", 2), ("parity", 3), ("parity2", 1), ("copies", 2)],
     ids=lambda it: str(it),
 )
+@pytest.mark.alone
 def test_pagers_killed_again_and_again(processes, spillway, servers, torture, pool, workers):
     seed = int(os.environ.get("SPILLWAY_TORTURE_SEED", "0")) or int(time.time() * 1000) + workers
     chance = random.Random(seed)

@@ -193,6 +193,9 @@ fn plan(args: &Args) -> Result<Plan, Failure> {
         }
     }
     fits("a workload", plan.size, "give --size less")?;
+    if args.program.iter().any(|line| line.to_string_lossy().trim().is_empty()) {
+        return Err(Failure::refused("--program: that is no program; give a line for the shell"));
+    }
     if !args.program.is_empty() {
         // A round of them may take longer than all else.
         plan.rounds.1 = 1;
