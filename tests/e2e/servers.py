@@ -78,6 +78,10 @@ class Servers:
         server.port = int(eventually(listening, "spillway serve to listen", 10)[1])
         return server
 
+    def of(self, scheme):
+        """A server for pools of this scheme, which forgets nothing."""
+        return {"tcp": self.spillway, "memcached": lambda: self.memcached("-M"), "redis": self.redis}[scheme]()
+
     def memcached(self, *options, mib=512):
         """A memcached that evicts nothing if `-M` is among the options."""
         (path,) = self.need("memcached")

@@ -97,7 +97,7 @@ def test_one_of_two_servers_is_killed(holder, servers):
 
 @pytest.mark.parametrize("kind", ["memcached", "redis"])
 def test_a_cache_that_is_killed(holder, servers, kind):
-    server = servers.memcached("-M") if kind == "memcached" else servers.redis()
+    server = servers.of(kind)
     target, _, _ = holder(f"{kind}://{server.address}?deadline=1s")
     server.kill()
     assert lost_in_time(target, 6) > 0
@@ -176,8 +176,7 @@ def test_a_server_that_stops_for_longer_than_the_deadline(holder, spillway, serv
 
 @pytest.mark.parametrize("kind", ["tcp", "memcached", "redis"])
 def test_connections_that_are_reset(processes, spillway, build, servers, kind):
-    starts = {"tcp": servers.spillway, "memcached": lambda: servers.memcached("-M"), "redis": servers.redis}
-    proxy = Proxy(starts[kind]().port, 2_000_003)
+    proxy = Proxy(servers.of(kind).port, 2_000_003)
     proxy.start()
     try:
         pool = f"{kind}://127.0.0.1:{proxy.port}"

@@ -201,7 +201,7 @@ def test_servers_of_something_else(unusable, scheme, talk):
 
 
 def test_schemes_mixed_up(unusable, servers):
-    addresses = {"tcp": servers.spillway().address, "memcached": servers.memcached("-M").address, "redis": servers.redis().address}
+    addresses = {scheme: servers.of(scheme).address for scheme in ("tcp", "memcached", "redis")}
     for scheme in addresses:
         for other, address in addresses.items():
             if other != scheme:
@@ -310,7 +310,7 @@ def test_what_a_server_holds_is_told_and_given_back(processes, spillway, build, 
 @pytest.mark.parametrize("kind", ["memcached", "redis"])
 def test_a_cache_is_left_as_it_was(processes, spillway, build, servers, kind):
     """It would keep for ever what nobody frees. It was: the pager was gone before the last, or all, had left."""
-    server = servers.memcached("-M") if kind == "memcached" else servers.redis()
+    server = servers.of(kind)
     url = f"{kind}://{server.address}"
     outcome = spillway.run([build("fill"), 48], "8M", "--pool", url, stdin="verify\nexit 0\n")
     assert outcome.status == 0, outcome.err

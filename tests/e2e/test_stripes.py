@@ -187,7 +187,7 @@ def test_redis_keeps_every_value_while_servers_come_and_go(spillway, servers, ne
 
 @pytest.mark.parametrize("kind", ["memcached", "redis"])
 def test_caches_are_members_too(holder, spillway, servers, kind):  # noqa: F811
-    members = [servers.memcached("-M") if kind == "memcached" else servers.redis() for _ in range(3)]
+    members = [servers.of(kind) for _ in range(3)]
     url = f"{kind}://{','.join(member.address for member in members)}?data=2&parity=1&deadline=2s"
     target, _, _ = holder(url)
     members[1].kill()

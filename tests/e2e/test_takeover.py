@@ -84,8 +84,7 @@ def url_of(servers, kind):
     if kind == "local":
         return "local:"
     kind, count, parameters = KINDS[kind]
-    start = {"tcp": servers.spillway, "memcached": lambda: servers.memcached("-M"), "redis": servers.redis}[kind]
-    return f"{kind}://{','.join(start().address for _ in range(count))}{parameters}"
+    return f"{kind}://{','.join(servers.of(kind).address for _ in range(count))}{parameters}"
 
 
 @pytest.mark.parametrize("pool", KINDS)
