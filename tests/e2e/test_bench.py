@@ -487,13 +487,13 @@ def test_what_a_fuzzer_says_is_recorded(tmp_path):
     assert status == 1 and "wire_answer was not built" in said
 
 
-@pytest.mark.limit(180)
+@pytest.mark.limit(300)
 def test_applications_are_compared_and_recorded(processes, spillway, tmp_path):
     before = left_behind()
     only = "sort,graph,redis,memcached,guest"
     words = [REPOSITORY / "bench/apps", "--tiny", "--rounds", 1, "--share", 50, "--only", only, "--record", "--into", tmp_path]
     run = processes.start([*words, "--spillway", spillway.path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    out, err = run.communicate(timeout=170)
+    out, err = run.communicate(timeout=290)
     assert run.returncode == 0, err
     page = (tmp_path / "RESULTS.md").read_text()
     assert page.startswith(out) and "Wrong results: 0." in out and "geometric mean of these" in out
