@@ -408,7 +408,7 @@ fn await_idle(found: &Found, answers: BorrowedFd<'_>, take: impl Fn(i32) -> Opti
             None => {}
         }
         if led.is_none() && is_in(b'T') {
-            led = Seized::unfiltered(thread).or_else(|_| Seized::new(thread)).ok();
+            led = Seized::to_lead(thread);
         }
         led.as_mut().map(Seized::tend);
         if begun.elapsed() > IDLE_WITHIN {

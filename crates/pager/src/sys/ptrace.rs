@@ -136,6 +136,12 @@ impl Seized {
         Self::with(thread, SUSPEND_SECCOMP)
     }
 
+    /// The same, or as [`Seized::new`] without `CAP_SYS_ADMIN`; none where it cannot be had. For one that is to be led on while its process is
+    /// stopped.
+    pub fn to_lead(thread: i32) -> Option<Self> {
+        Self::unfiltered(thread).or_else(|_| Self::new(thread)).ok()
+    }
+
     fn with(thread: i32, options: usize) -> io::Result<Self> {
         request(libc::PTRACE_SEIZE, thread, 0, options)?;
         Ok(Self::running(thread, options))

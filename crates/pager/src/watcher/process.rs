@@ -96,7 +96,7 @@ impl Process {
     pub(super) fn lead_agent(&mut self, pid: i32) {
         let is_stopped = || procfs::thread_stat(pid, self.agent).is_ok_and(|stat| stat.state == b'T');
         if self.agent != 0 && self.seized.is_none() && is_stopped() {
-            self.seized = Seized::new(self.agent).ok();
+            self.seized = Seized::to_lead(self.agent);
         }
     }
 
