@@ -20,8 +20,8 @@ build:
 # Who is root has what tests need, by then: what lacks is a failure.
 STRICT = $(if $(filter 0,$(shell id -u)),SPILLWAY_TESTS_STRICT=1)
 
-# Many tests wait for servers and deadlines: twice as many at a time as there are CPUs.
-WAITING = $$((2 * $$(nproc)))
+# Many tests wait for servers and deadlines: so many at a time for each CPU.
+WAITING = $$((4 * $$(nproc)))
 
 build-tests:
 	$(CARGO) test --workspace --no-run

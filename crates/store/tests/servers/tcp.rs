@@ -1,6 +1,6 @@
 //! Our own memory servers, in this process, behind the pager's side of the network.
 
-mod common;
+use crate::common;
 
 use std::time::{Duration, Instant};
 

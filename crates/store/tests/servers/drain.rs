@@ -1,6 +1,6 @@
 //! Servers that are asked to leave, in this process, while pages are put, got and freed.
 
-mod common;
+use crate::common;
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};

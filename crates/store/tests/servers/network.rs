@@ -1,6 +1,6 @@
 //! Servers that are not there, refuse, fill up, stop, die, lie or lose the connection.
 
-mod common;
+use crate::common;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

@@ -1,6 +1,6 @@
 //! Every store keeps the same contract.
 
-mod common;
+use crate::common;
 
 use common::contract::Contract;
 use common::{Server, client};

@@ -1,6 +1,6 @@
 //! Pools that survive the loss of servers, with real ones.
 
-mod common;
+use crate::common;
 
 use std::time::{Duration, Instant};
 

@@ -1,6 +1,6 @@
 //! Our own memory servers under TLS, behind the pager's side of the network.
 
-mod common;
+use crate::common;
 
 use std::io::{Read, Write};
 use std::net::TcpListener;

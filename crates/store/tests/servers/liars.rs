@@ -1,6 +1,6 @@
 //! Servers that say anything at all: the pager may lose pages by them, and nothing else.
 
-mod common;
+use crate::common;
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -8,13 +8,13 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 use common::page;
+use common::scripted::{self, scripted};
 use spillway_core::{PAGE_BYTES, Page};
 use spillway_store::blocking::Client;
 use spillway_store::{Got, Handle, Put, StoreError, Urgency, pool};
-use spillway_wire::answer::{self, Condition, GotHead, PageStatus, ServerStatus, To};
-use spillway_wire::hello::{self, HELLO_BYTES, Transcript, Welcome};
+use spillway_wire::answer::{self, GotHead, PageStatus, ServerStatus};
 use spillway_wire::request::{Request, RequestBody};
-use spillway_wire::{Content, Key, VERSION};
+use spillway_wire::{Content, Key};
 
 /// Answers every connection with `greeting`, then with rubbish for each read.
 fn liar(greeting: &'static [u8], rubbish: impl Fn(u64) -> Vec<u8> + Send + 'static) -> u16 {
@@ -113,48 +113,16 @@ enum Lie {
 
 /// A memory server that keeps pages as it should, and lies in every third answer.
 fn lender(lie: Lie) -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    let welcome = Welcome {
-        version: VERSION,
-        batch_max: 64,
-        window_bytes: 4 << 20,
-        lease_seconds: 60,
-        heartbeat_seconds: 5,
-        existed: true,
-        capacity_pages: 1000,
-        free_pages: 1000,
-        incarnation: 1,
-    };
-    std::thread::spawn(move || {
-        let (mut pages, mut turn) = (HashMap::new(), 0u32);
-        for mut socket in listener.incoming().flatten() {
-            let (challenge, mut hello) = ([3; 32], [0; HELLO_BYTES]);
-            let _ = socket.write_all(&hello::challenge(&challenge));
-            if socket.read_exact(&mut hello).is_err() {
-                continue;
-            }
-            let (mut out, mut input, mut buffer) = (Vec::new(), Vec::new(), [0; 64 << 10]);
-            Transcript { token: b"", challenge: &challenge, hello: &hello }.welcome(&mut out, &welcome);
-            while socket.write_all(&out).is_ok()
-                && let Ok(count @ 1..) = socket.read(&mut buffer)
-            {
-                input.extend_from_slice(&buffer[..count]);
-                out.clear();
-                while let Ok(Some((request, len))) = Request::decode(&input) {
-                    turn += 1;
-                    answer(&mut out, request, turn.is_multiple_of(3).then_some(lie), &mut pages);
-                    input.drain(..len);
-                }
-            }
-        }
-    });
-    port
+    let (mut pages, mut turn) = (HashMap::new(), 0u32);
+    scripted(4 << 20, move |out, request| {
+        turn += 1;
+        answer(out, request, turn.is_multiple_of(3).then_some(lie), &mut pages);
+    })
 }
 
 fn answer(out: &mut Vec<u8>, request: Request<'_>, lie: Option<Lie>, pages: &mut HashMap<Key, (u64, Page)>) {
     let id = if lie == Some(Lie::InventedId) { request.id ^ 1 << 20 } else { request.id };
-    let to = To { id, condition: Condition { free_pages: 1000, ..Condition::default() } };
+    let to = scripted::to(id);
     let count = |pages: usize| match lie {
         Some(Lie::OneMore) => pages + 1,
         Some(Lie::OneLess) => pages - 1,

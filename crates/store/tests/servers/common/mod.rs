@@ -1,11 +1,11 @@
 //! Servers to test against: memcached and Redis as the distribution has them, on ports of their own.
-#![allow(dead_code, reason = "each test program uses a part")]
 
-#[path = "../../../server/tests/common/certificates.rs"]
+#[path = "../../../../server/tests/common/certificates.rs"]
 pub mod certificates;
 pub mod contract;
 pub mod lender;
 pub mod proxy;
+pub mod scripted;
 
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
@@ -87,7 +87,7 @@ pub fn redis_arguments(port: u16, more: &[&str]) -> Vec<String> {
 pub fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     loop {
-        let offset = u16::try_from(std::process::id() % 97).unwrap() * 100 + NEXT.fetch_add(1, SeqCst) % 100;
+        let offset = u16::try_from(std::process::id() % 24).unwrap() * 400 + NEXT.fetch_add(1, SeqCst) % 400;
         if TcpStream::connect(("127.0.0.1", 20_000 + offset)).is_err() {
             return 20_000 + offset;
         }

@@ -1,6 +1,6 @@
 //! Files that fill up, are damaged, or are cut short.
 
-mod common;
+use crate::common;
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown};
