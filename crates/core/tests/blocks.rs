@@ -4,7 +4,7 @@ use spillway_core::blocks::Accuracy;
 use spillway_core::evict::{Bytes, Captured, Run};
 use spillway_core::page::{HandleBits, State};
 use spillway_core::pager::{Blocks, Budget, Config, Outcome, Pager, Plan, Served, Stop};
-use spillway_core::policy::{Block, Settings};
+use spillway_core::policy::{Block, Kind, Settings};
 use spillway_core::{Address, PageIndex, Span, TargetId};
 
 /// Where the pages of the tests begin: at an area's start.
@@ -31,8 +31,13 @@ fn outcome(done: u64) -> Outcome {
 impl World {
     /// A region of 1024 pages, all of them in the target.
     fn new(block: Block, enough: Accuracy) -> Self {
+        Self::with(Settings { block, ..Settings::default() }, enough)
+    }
+
+    /// The same, under any policy.
+    fn with(settings: Settings, enough: Accuracy) -> Self {
         let mut pager = Pager::new(Config { budget: Budget::Pages(4096), buffers: 64, write_batch: 1 });
-        pager.set_replacement(Settings { block, ..Settings::default() });
+        pager.set_replacement(settings);
         pager.set_blocks(Blocks { enough, ..Blocks::LARGEST });
         let target = pager.add_target();
         pager.add_region(target, span(0, 1024));
@@ -110,6 +115,23 @@ fn neighbours_that_were_used_together_come_back_together() {
     world.leave(0..4);
     let (first, pages) = world.touch(2);
     assert!(pages >= 3 && first < 2, "one goes missing now and then, to see whether it is asked for: {first}, {pages}");
+}
+
+/// A page that a block is stretched over leaves as late as the one that it was stretched for, where the order is one of use.
+#[test]
+fn neighbours_that_meet_leave_together() {
+    for (policy, first) in [(Kind::Lru, 300), (Kind::Lru3, 300), (Kind::Fifo, 1)] {
+        let mut world = World::with(Settings { policy, block: Block::Elastic, ..Settings::default() }, Accuracy::ANY);
+        world.leave(0..1024);
+        for page in [1, 300, 701] {
+            assert_eq!(world.touch(page), (page, 1));
+        }
+        assert_eq!(world.touch(0), (0, 1));
+        assert_eq!(world.pager.counters().stretches, 1);
+        let mut runs = Vec::new();
+        world.pager.next_capture(1, |_| true, &mut (), &mut runs);
+        assert_eq!(runs.first().map(|run| run.address), Some(at(first)), "{policy:?}: {runs:?}");
+    }
 }
 
 #[test]
