@@ -279,4 +279,41 @@ mod tests {
         assert_eq!(ends(true), [4, 8, 12, 16, 20, 24, 28, 32, 36, 40]);
         assert_eq!(ends(false), [4; 10]);
     }
+
+    /// By the system's clock: never too soon, and within 1 % in the best of many tries, as others may take the CPU at any time.
+    #[test]
+    fn transfers_take_their_time_by_the_systems_clock() {
+        for (micros, serialize, count) in [(4, true, 1000), (1000, false, 1)] {
+            let delay = Duration::from_micros(micros);
+            let (mut store, _refill) = Emulated::new(pool::Emulated { delay, serialize, size_bytes: None }).unwrap();
+            let mut page = [0; PAGE_BYTES];
+            let mut handles = Vec::new();
+            for number in 0..count {
+                page[..4].copy_from_slice(&u32::to_le_bytes(number));
+                let Ok(Put::Pending(handle)) = store.put(&page, None) else { panic!("it takes time") };
+                handles.push(handle);
+            }
+            let wait_for = |store: &mut Emulated, count| {
+                let mut told = 0;
+                while told < count {
+                    store.progress(&mut |_| told += 1);
+                }
+            };
+            wait_for(&mut store, count);
+            let should = if serialize { delay * count } else { delay };
+            let took = (0..50).map(|_| {
+                let began = Instant::now();
+                for handle in &handles {
+                    assert_eq!(store.get(*handle, Urgency::Demand, &mut page), Ok(Got::Pending));
+                }
+                wait_for(&mut store, count);
+                began.elapsed()
+            });
+            let best = took.min().unwrap();
+            assert!(
+                best >= should && best <= should + should / 100,
+                "{count} of {delay:?}, one at a time {serialize}: {best:?}"
+            );
+        }
+    }
 }
