@@ -78,22 +78,24 @@ class Servers:
         server.port = int(eventually(listening, "spillway serve to listen", 10)[1])
         return server
 
-    def of(self, scheme):
-        """A server for pools of this scheme, which forgets nothing."""
-        return {"tcp": self.spillway, "memcached": lambda: self.memcached("-M"), "redis": self.redis}[scheme]()
+    def of(self, scheme, **where):
+        """A server for pools of this scheme, which forgets nothing; `where`: its host, and a command to run it by."""
+        options = ["-M"] if scheme == "memcached" else []
+        return {"tcp": self.spillway, "memcached": self.memcached, "redis": self.redis}[scheme](*options, **where)
 
-    def memcached(self, *options, mib=512):
+    def memcached(self, *options, mib=512, host="127.0.0.1", within=()):
         """A memcached that evicts nothing if `-M` is among the options."""
         (path,) = self.need("memcached")
         port = free_port()
-        return self._listening([path, "-u", "root", "-l", "127.0.0.1", "-U", 0, "-p", port, "-m", mib, "-t", 1, *options], port)
+        command = [*within, path, "-u", "root", "-l", host, "-U", 0, "-p", port, "-m", mib, "-t", 1, *options]
+        return self._listening(command, port, host)
 
-    def redis(self, *options, program="redis-server"):
-        """A redis-server that writes nothing to disk."""
+    def redis(self, *options, program="redis-server", host="127.0.0.1", within=()):
+        """A redis-server that writes nothing to disk, and hears hosts that its own is connected with."""
         (path,) = self.need(program)
         port = free_port()
-        command = [path, "--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", self.scratch]
-        return self._listening([*command, *options], port)
+        command = [*within, path, "--port", port, "--bind", host, "--save", "", "--appendonly", "no", "--dir", self.scratch]
+        return self._listening([*command, "--protected-mode", "no", *options], port, host)
 
     def valkey(self, *options):
         """The same of a valkey-server, which is spoken to as Redis is."""
@@ -108,16 +110,18 @@ class Servers:
         command += ["--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers, "--initial-cluster", f"default={peers}"]
         return self._listening(command, port)
 
-    def _listening(self, command, port):
+    def _listening(self, command, port, host="127.0.0.1"):
         process = self.processes.start(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        place = f"{int.from_bytes(socket.inet_aton(host), 'little'):08X}:{port:04X}"
 
-        def answers():
+        def listens():
             assert process.poll() is None, f"{command[0]} ended with status {process.returncode}"
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-                return True
+            # As its own network namespace has it, if it has one.
+            sockets = [line.split() for line in pathlib.Path(f"/proc/{process.pid}/net/tcp").read_text().splitlines()[1:]]
+            return any(each[1] == place and each[3] == "0A" for each in sockets)
 
-        eventually(answers, f"{command[0]} to listen", 10)
-        return Server(process, "127.0.0.1", port)
+        eventually(listens, f"{command[0]} to listen", 10)
+        return Server(process, host, port)
 
 
 class Authority:

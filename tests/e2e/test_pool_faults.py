@@ -253,6 +253,24 @@ def test_a_server_on_another_host(network, processes, spillway, servers, build, 
     assert target.status() == 0, target.err
 
 
+@pytest.mark.parametrize("kind", ["memcached", "redis"])
+def test_a_cache_on_another_host(network, processes, spillway, servers, build, kind):
+    server = servers.of(kind, host=Network.ADDRESSES[1], within=network.within(1))
+    command = [spillway.path, "run", "--local", "8M", "--pool", f"{kind}://{server.address}", "--", build("fill"), 32]
+    target = Program(processes, [*network.within(0), *command]).ready()
+    for command in ["verify", "rewrite", "fork", "verify"]:
+        target.ask(command)
+    target.tell("churn 4000")
+    time.sleep(0.7)
+    network.cut()
+    time.sleep(2)
+    network.mend()
+    assert target.line() == "OK"
+    target.unharmed()
+    target.tell("exit 0")
+    assert target.status() == 0, target.err
+
+
 def test_a_network_that_is_cut_for_a_while(network, processes, spillway, servers, build, tmp_path):
     target = fill_across(network, processes, spillway, servers, build, tmp_path)
     target.tell("churn 4000")
