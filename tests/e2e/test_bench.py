@@ -119,10 +119,15 @@ def memcached_under_a_pager(session):
     return False
 
 
-# As a key on the terminal does it, to all of the group, or as others do, to the script alone.
-@pytest.mark.parametrize("number, send", [(signal.SIGINT, os.killpg), (signal.SIGTERM, os.kill), (signal.SIGHUP, os.killpg)], ids=["INT", "TERM", "HUP"])
-@pytest.mark.parametrize("script, mode", [*((name, "zram") for name in SWAPPING), ("apps", "spillway")])
-def test_it_cleans_up_when_it_is_interrupted(processes, spillway, tmp_path, script, mode, number, send):
+# As a key on the terminal does it, to all of the group, or as others do, to the script alone. What is done about a signal is one thing
+# for all scripts, and what there is to clean up is each one's own.
+ENDINGS = {"INT": (signal.SIGINT, os.killpg), "TERM": (signal.SIGTERM, os.kill), "HUP": (signal.SIGHUP, os.killpg)}
+INTERRUPTED = [*((name, "zram", "INT") for name in SWAPPING), ("run", "zram", "TERM"), ("run", "zram", "HUP"), ("apps", "spillway", "TERM")]
+
+
+@pytest.mark.parametrize("script, mode, ending", INTERRUPTED)
+def test_it_cleans_up_when_it_is_interrupted(processes, spillway, tmp_path, script, mode, ending):
+    number, send = ENDINGS[ending]
     before = left_behind()
     if not pathlib.Path("/sys/class/zram-control").exists():
         pytest.skip("this kernel has no zram")
@@ -591,6 +596,20 @@ def test_builds_are_compared_access_by_access_and_recorded(processes, spillway, 
     for bad, told in [(["one"], "is no NAME=PATH"), ([f"one={spillway.path}"] * 2, "names of their own"), (["--pool", "udp", f"one={spillway.path}"], "no udp here")]:
         refused = subprocess.run([*map(str, words), *bad], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
         assert refused.returncode == 2 and told in refused.stderr, refused.stderr
+
+
+def test_threads_and_pagers_are_measured_and_recorded(processes, spillway, tmp_path):
+    words = [RUN.parent / "threads", "--rounds", 1, "--seconds", 0.5, "--size", 64, "--order", "uniform"]
+    words += ["--record", "tiny", "--into", tmp_path, "--spillway", spillway.path]
+    run = processes.start(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == 0 and "Wrong results: 0." in out, out + err
+    assert out.strip() in (tmp_path / "tiny.md").read_text()
+    runs = json.loads((tmp_path / "tiny.json").read_text())["measured"]["uniform"]
+    assert all(len(mine) == 1 and mine[0]["accesses_per_s"] > 1000 for mine in runs.values()), runs
+    # Each row is told beside one thread.
+    rows = dict(re.findall(r"^\| ([^|]+) \| [\d,]+ \| ([\d.]+) \(", out, re.M))
+    assert list(rows) == list(runs) and len(rows) == 5 and rows["one thread"] == "1.00", out
 
 
 def test_a_database_is_among_applications(processes, spillway, tmp_path):

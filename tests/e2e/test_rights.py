@@ -176,6 +176,8 @@ def test_capability_and_device(user, setcap):
     assert counters["evicted_pages"] > 0 and counters["fetched_pages"] > 0, counters
 
 
+# Where every CPU is busy all stay out of that class.
+@pytest.mark.alone
 @pytest.mark.parametrize("lacks", [None, "cap_sys_nice"])
 def test_the_idle_class_is_for_who_may_leave_it(user, setcap, lacks):
     """Without that right the fault thread stayed in it where other programs wanted its CPU: accesses took 690 us instead of 12."""
