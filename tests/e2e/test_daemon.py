@@ -17,8 +17,6 @@ from harness import MIB, eventually
 from mechanics import Program, Silence, outlasts_a_debugger, refused, running, traits, verdict
 from test_takeover import url_of
 
-pytestmark = pytest.mark.alone
-
 # How long processes are adopted, resized and let go in a row.
 CHURN_SECONDS = float(os.environ.get("SPILLWAY_DAEMON_SECONDS", "6"))
 STALL_SECONDS = 2.0
@@ -102,6 +100,7 @@ def test_two_targets_share_one_budget_and_one_is_let_go(processes, spillway, dae
     assert not daemon.socket.exists()
 
 
+@pytest.mark.alone
 def test_a_busy_target_goes_on_while_another_is_let_go(processes, spillway, daemon, fill):
     daemon.start("--local", "48M")
     busy, leaving = (Program(processes, [fill, mib]).ready() for mib in (64, 96))
@@ -119,6 +118,7 @@ def test_a_busy_target_goes_on_while_another_is_let_go(processes, spillway, daem
     busy.unharmed()
 
 
+@pytest.mark.alone
 def test_ps_tells_how_often_programs_fault(processes, spillway, daemon, fill):
     daemon.start("--local", "16M")
     served = Program(processes, [fill, 32]).ready()
@@ -160,6 +160,7 @@ def test_threads_that_follow_each_other_become_a_target(processes, spillway, dae
     assert program.communicate(timeout=30)[0] == "OK\n" and program.returncode == 0
 
 
+@pytest.mark.alone
 def test_threads_that_follow_each_other_are_adopted_as_they_do(processes, spillway, daemon, build):
     """The memory of one that is ending is gone before it is: that was taken for a refusal that lasts."""
     daemon.start("--local", "8M")
@@ -168,6 +169,7 @@ def test_threads_that_follow_each_other_are_adopted_as_they_do(processes, spillw
     assert program.communicate(timeout=30)[0] == "OK\n" and program.returncode == 0
 
 
+@pytest.mark.alone
 def test_a_stopped_program_keeps_nobody_waiting(processes, spillway, daemon, fill):
     """Its agent does nothing until it goes on: neither make room for others, nor what is waited for at the end of a pager."""
     daemon.start("--local", "24M")
@@ -219,6 +221,7 @@ def freezer(pid):
         group.rmdir()
 
 
+@pytest.mark.alone
 def test_a_program_frozen_while_its_pages_leave_keeps_nobody_waiting(processes, spillway, daemon, fill):
     """Its agent had begun, and could not be told not to: until it went on, others' faults waited for the room that it would make."""
     daemon.start("--local", "32M")
@@ -276,6 +279,7 @@ def test_a_run_goes_to_the_daemon(processes, spillway, daemon, fill):
     assert own.returncode == 0 and "peak" in own.stderr, own.stderr
 
 
+@pytest.mark.alone
 def test_a_minimum_is_kept(processes, spillway, daemon, fill):
     daemon.start("--local", "48M")
     quiet, wild = (Program(processes, [fill, mib]).ready() for mib in (16, 96))
@@ -335,6 +339,7 @@ def test_what_makes_no_sense_is_refused(processes, spillway, daemon, fill, tmp_p
     target.unharmed()
 
 
+@pytest.mark.alone
 def test_each_is_told_of_its_own_pause(processes, daemon, fill):
     daemon.start("--local", "48M")
     target = Program(processes, [fill, 8]).ready()
@@ -346,6 +351,7 @@ def test_each_is_told_of_its_own_pause(processes, daemon, fill):
     assert all(pauses) and pauses != sorted(pauses), pauses
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("pool", "rounds"), [("local", 3), ("tcp", 1), ("parity", 1)])
 def test_a_daemon_that_is_killed_is_taken_over_by_the_next(processes, spillway, servers, daemon, fill, pool, rounds):
     daemon.start("--local", "48M", "--pool", url_of(servers, pool))
@@ -389,6 +395,7 @@ def test_a_daemon_that_is_killed_is_taken_over_by_the_next(processes, spillway, 
         assert traits(target.pid)["registered"] == 0 and traits(target.pid)["TracerPid"] == "0"
 
 
+@pytest.mark.alone
 def test_a_debugger_of_one_that_is_let_go_keeps_nobody_else_waiting(processes, spillway, daemon, fill):
     daemon.start("--local", "16M", "--pool", "emulated:?delay=400us&serialize=1")
     one, other = [Program(processes, [fill, 24]).ready() for _ in range(2)]

@@ -340,11 +340,13 @@ def test_upgrades_of_a_program_that_forks_all_the_time(processes, spillway, buil
 @pytest.mark.limit(int(SECONDS + 2 * SLACK_SECONDS))
 @pytest.mark.parametrize(
     ("pool", "workers"),
-    [("local", 1), ("local", 3), ("tcp", 3), ("memcached", 2), ("redis", 2), ("parity", 3), ("parity2", 1), ("copies", 2)],
+    [
+        *(pytest.param(*of, marks=pytest.mark.alone) for of in [("local", 3), ("tcp", 3), ("parity", 3)]),
+        *[("local", 1), ("memcached", 2), ("redis", 2), ("parity2", 1), ("copies", 2)],
+    ],
     ids=lambda it: str(it),
 )
-@pytest.mark.alone
-def test_pagers_killed_again_and_again(processes, spillway, servers, torture, pool, workers):
+def test_pagers_killed_again_and_again(request, processes, spillway, servers, torture, pool, workers):
     seed = int(os.environ.get("SPILLWAY_TORTURE_SEED", "0")) or int(time.time() * 1000) + workers
     chance = random.Random(seed)
     print(f"seed {seed}")
@@ -379,4 +381,5 @@ def test_pagers_killed_again_and_again(processes, spillway, servers, torture, po
     assert json.loads(out.splitlines()[-1])["pages_verified"] > 10000
     print(f"{len(stalls)} pagers killed, longest without one {max(stalls) * 1e3:.0f} ms, taking over at most {max(took):.0f} ms")
     assert len(stalls) >= 5
-    assert sorted(stalls)[len(stalls) * 3 // 4] < STALL_SECONDS and max(stalls) < STOLEN_SECONDS, stalls
+    is_alone = request.node.get_closest_marker("alone") is not None
+    assert max(stalls) < STOLEN_SECONDS and not (is_alone and sorted(stalls)[len(stalls) * 3 // 4] >= STALL_SECONDS), stalls
