@@ -23,8 +23,9 @@ STRICT = $(if $(filter 0,$(shell id -u)),SPILLWAY_TESTS_STRICT=1)
 # Many tests wait for servers and deadlines: so many at a time for each CPU.
 WAITING = $$((4 * $$(nproc)))
 
+# Behind what else is built: the last minute of the release build is one thread's, and leaves a CPU to this.
 build-tests:
-	$(CARGO) test --workspace --no-run
+	nice -n 19 $(CARGO) test --workspace --no-run
 
 check:
 	$(CARGO) fmt --all --check

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -67,6 +68,17 @@ def thread_stats(pid):
     for stat in pathlib.Path(f"/proc/{pid}/task").glob("*/stat"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             yield stat.read_text()
+
+
+def standing(pids):
+    """Where each thread of processes stands: its name and state, what it waits in, and its system call."""
+    found = {}
+    for pid in pids:
+        for task in pathlib.Path(f"/proc/{pid}/task").glob("*"):
+            with contextlib.suppress(OSError):
+                name, state = re.match(r"\d+ \((.*)\) (\S)", (task / "stat").read_text()).groups()
+                found[f"{pid}/{task.name}"] = f"{name} {state} {(task / 'wchan').read_text()} {(task / 'syscall').read_text().strip()}"
+    return found
 
 
 def status_field(pid, name):

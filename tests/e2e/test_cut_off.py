@@ -106,8 +106,9 @@ def test_a_thread_that_was_borrowed_goes_on_with_all_that_is_its_own(processes, 
 def test_who_was_borrowed_can_be_adopted_again_and_again(processes, spillway, fill, cut_off_adopting):  # noqa: F811
     """Each time a thread has yet to go back, a bit of the vDSO is used up: there is room for four."""
     target = Program(processes, [fill, 32]).ready()
-    # In the last quarter there is an agent of which nobody has heard.
-    for moment in [20, 24, *random.sample(range(BORROWED + 1, ADOPTION), 5), *random.sample(range(220, ADOPTION), 5), 28, 32]:
+    # In the last quarter there is an agent of which nobody has heard. One place is spared: where others want its CPU a pager may be in other
+    # calls at the same moment, and whoever finds none is killed with its pager.
+    for moment in [20, 24, *random.sample(range(BORROWED + 6, ADOPTION), 5), *random.sample(range(220, ADOPTION), 5), 28]:
         assert cut_off_adopting(target.pid, moment)
         target.ask("verify")
     pager, _ = begin(processes, spillway, target.pid, "--local", "8M")

@@ -452,6 +452,8 @@ def test_a_daemon_stays_where_the_next_one_would_be_refused(processes, spillway,
     target.unharmed()
 
 
+# Who asks so late that there is no daemon any more serves its target itself, and does not end.
+@pytest.mark.alone
 @pytest.mark.parametrize("how", [signal.SIGHUP, signal.SIGTERM])
 def test_a_daemon_that_ends_during_an_adoption_harms_nobody(processes, spillway, daemon, fill, how):
     """A program that was just being adopted went on in the middle of a system call of ours: it crashed. And one that came as all others
@@ -501,6 +503,7 @@ def test_who_asks_about_many_targets_costs_the_daemon_little_memory(processes, d
     assert after - before < 7 * 128, f"{before} KiB became {after}"
 
 
+@pytest.mark.alone
 def test_a_target_lives_on_in_a_child_that_nobody_has_told_of(processes, spillway, servers, daemon, daemonise, tmp_path):
     """Its first process ends as soon as it has forked, while a slow pool is waited for before the fork is told of: its child can be let go."""
     said = tmp_path / "said"
