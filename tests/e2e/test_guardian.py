@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import time
+import types
 
 import pytest
 from harness import children, eventually, executable, standing, those_who_run, tree
@@ -75,6 +76,28 @@ def test_a_guardian_may_have_as_many_descriptors_as_its_pager(processes, spillwa
         family.take_over()
     # As many as busy CPUs let there be.
     assert family.end() > 3
+
+
+def test_who_has_too_few_descriptors_takes_nobody_over(processes, spillway, heirs, tmp_path):
+    """It did, and then had none to look at page tables and mappings with: no room was ever made, and whoever needed some waited for ever. And the
+    guardian of one that ends so could not look what to keep, and never ended."""
+    limited = tmp_path / "limited"
+    family = Family(processes, spillway, heirs, "lasting")
+    refused = 0
+    for limit in [*range(14, 40, 2), *range(15, 40, 4)]:
+        time.sleep(0.05)
+        end(family.pager)
+        limited.write_text(f'#!/bin/sh\nulimit -n {limit}\nexec {spillway.path} "$@"\n')
+        limited.chmod(0o700)
+        try:
+            family.pager, _ = begin(processes, types.SimpleNamespace(path=limited), family.program.pid)
+        except AssertionError as why:
+            print(limit, str(why).splitlines()[0])
+            refused += 1
+            family.take_over()
+    assert 0 < refused < 20
+    assert family.end() > 3
+    eventually(lambda: not guardians_of(family.program.pid), "guardians to end", 10)
 
 
 def guardians_of(pid):

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use spillway_core::Span;
 
-use crate::procfs;
+use crate::procfs::{self, if_asked};
 use crate::sys::fd::{poll, readable};
 use crate::sys::message::MESSAGES;
 use crate::sys::process::{pidfd_of_process, take_fd};
@@ -162,23 +162,26 @@ pub fn dismiss() {
 
 impl Named {
     /// A stable name for it, if it is there.
-    fn find(self) -> Option<OwnedFd> {
-        let name = pidfd_of_process(self.pid).ok()?;
-        let is_it = started(self.pid).is_ok_and(|started| started == self.started)
-            && procfs::thread_name(self.pid, self.pid).is_some_and(|name| name == NAME);
-        is_it.then_some(name)
+    fn find(self) -> io::Result<Option<OwnedFd>> {
+        let Some(name) = if_asked(pidfd_of_process(self.pid))? else { return Ok(None) };
+        let is_as_old = if_asked(started(self.pid))? == Some(self.started);
+        let is_it = is_as_old && if_asked(procfs::name_of(self.pid, self.pid))?.is_some_and(|name| name == NAME);
+        Ok(is_it.then_some(name))
     }
 
     /// The userfaultfd that it keeps by this number, if its address space is there.
-    pub fn keeps(self, number: i32) -> Option<Uffd> {
-        let name = self.find()?;
-        let link = std::fs::read_link(format!("/proc/{}/fd/{number}", self.pid)).ok()?;
-        let fd = take_fd(name.as_fd(), number).ok().filter(|_| link.to_str() == Some(LINK))?;
-        Some(Uffd::from(fd)).filter(Uffd::is_alive)
+    ///
+    /// # Errors
+    /// When we could not ask: whoever it is of would read zeros if it were taken for gone.
+    pub fn keeps(self, number: i32) -> io::Result<Option<Uffd>> {
+        let Some(name) = self.find()? else { return Ok(None) };
+        let Ok(link) = std::fs::read_link(format!("/proc/{}/fd/{number}", self.pid)) else { return Ok(None) };
+        let fd = if_asked(take_fd(name.as_fd(), number))?.filter(|_| link.to_str() == Some(LINK));
+        Ok(fd.map(Uffd::from).filter(Uffd::is_alive))
     }
 
     /// Ends it: what it keeps, somebody else has.
     pub fn end(self) {
-        self.find().into_iter().for_each(|name| twin::kill(name.as_fd()));
+        self.find().ok().flatten().into_iter().for_each(|name| twin::kill(name.as_fd()));
     }
 }

@@ -176,9 +176,17 @@ pub fn is_agent(pid: i32, thread: i32) -> bool {
     thread_name(pid, thread).is_some_and(|name| name == AGENT_NAME)
 }
 
-/// What a thread is called.
+/// What a thread is called, if it is there and we could ask.
 pub fn thread_name(pid: i32, thread: i32) -> Option<String> {
-    fs::read_to_string(format!("/proc/{pid}/task/{thread}/comm")).ok().map(|name| name.trim_end().to_owned())
+    name_of(pid, thread).ok()
+}
+
+/// What a thread is called.
+///
+/// # Errors
+/// As of a file.
+pub fn name_of(pid: i32, thread: i32) -> io::Result<String> {
+    fs::read_to_string(format!("/proc/{pid}/task/{thread}/comm")).map(|name| name.trim_end().to_owned())
 }
 
 /// What `/proc` says of a process's memory; nothing when it has none.

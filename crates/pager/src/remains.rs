@@ -4,6 +4,7 @@
 //! the vault. While it has both ends it reads no end of the socket: it waits for whoever takes the other one.
 
 use std::fs;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -20,16 +21,18 @@ use crate::driver::{CommonsHeir, DEPUTY_NAME, Heir, Heirs, YoungHeir};
 use crate::error::Error;
 use crate::estate::{Estate, Found, FoundYoung};
 use crate::merging::Merging;
+use crate::procfs::{self, if_asked};
 use crate::sys::agent::Memory;
 use crate::sys::fd::{Heard, receive_byte};
 use crate::sys::process::{effective_user, pidfd_of_thread, take_fd, unread};
 use crate::sys::ptrace::Seized;
+use crate::sys::sched::{raise_descriptor_limit, spare_descriptors};
 use crate::sys::uffd::{LINK, Uffd};
 use crate::sys::window::is_memory;
 use crate::tally::Tally;
 use crate::target::POPULATE_WRITE;
 use crate::watcher::Inherited;
-use crate::{Choice, Local, procfs, stray};
+use crate::{Choice, Local, stray};
 
 /// How long an agent may take to end what it was told to do: some 270 system calls.
 const IDLE_WITHIN: Duration = Duration::from_secs(2);
@@ -95,8 +98,11 @@ pub(crate) fn living_pager(estate: &Estate) -> Option<i32> {
 /// The vault that an agent keeps open, if it keeps one.
 pub(crate) fn vault_of(pid: i32, thread: i32) -> Option<Result<Vault, Error>> {
     let wanted = format!("/memfd:{} (deleted)", vault::NAME);
-    let number = number_of(pid, thread, |_, link| link == wanted)?;
     let system = |error| Error::System { what: "taking a descriptor of the agent", error };
+    let number = match number_of(pid, thread, |_, link| link == wanted) {
+        Ok(number) => number?,
+        Err(error) => return Some(Err(system(error))),
+    };
     let taken = pidfd_of_thread(thread).and_then(|pidfd| take_fd(pidfd.as_fd(), number)).map_err(system);
     let opened = taken.and_then(|fd| match Vault::open(&fd) {
         Ok(vault) if may_name(&vault, pid) => Ok(vault),
@@ -105,6 +111,9 @@ pub(crate) fn vault_of(pid: i32, thread: i32) -> Option<Result<Vault, Error>> {
     });
     Some(opened)
 }
+
+/// What a pager opens for itself once it has taken over, and who talks to it: events, timers, and its socket.
+const OWN_DESCRIPTORS: u64 = 8;
 
 /// Whether a process may be among those of a vault.
 fn may_name(vault: &Vault, pid: i32) -> bool {
@@ -119,12 +128,15 @@ fn is_believed(owner: u32, ourselves: u32, process: Option<u32>) -> bool {
 }
 
 /// The number of the first of a thread's own descriptors of which this is true, by its number and what it is called.
-fn number_of(pid: i32, thread: i32, is_it: impl Fn(i32, &str) -> bool) -> Option<i32> {
-    let entries = fs::read_dir(format!("/proc/{pid}/task/{thread}/fd")).ok()?;
-    entries.flatten().find_map(|entry| {
+///
+/// # Errors
+/// When we could not ask.
+fn number_of(pid: i32, thread: i32, is_it: impl Fn(i32, &str) -> bool) -> io::Result<Option<i32>> {
+    let entries = if_asked(fs::read_dir(format!("/proc/{pid}/task/{thread}/fd")))?;
+    Ok(entries.into_iter().flatten().flatten().find_map(|entry| {
         let (link, number) = (fs::read_link(entry.path()).ok()?, entry.file_name().to_str()?.parse().ok()?);
         is_it(number, link.to_str()?).then_some(number)
-    })
+    }))
 }
 
 impl Remains {
@@ -167,11 +179,12 @@ impl Remains {
     }
 
     fn within(estate: Estate, pid: i32) -> Result<Self, Error> {
+        let _ = raise_descriptor_limit();
         let claim = claim(&estate, pid)?;
         let mut heirs: Vec<Heir> = Vec::new();
         for found in estate.targets() {
             // Who is passed over loses all that is out of it: not for want of a descriptor of ours.
-            let told = procfs::if_asked(procfs::stat(found.pid))
+            let told = if_asked(procfs::stat(found.pid))
                 .map_err(|error| Error::System { what: "looking at a process that waits", error })?;
             let lives = told.is_some_and(|stat| stat.started == found.started);
             if lives && procfs::is_agent(found.pid, found.thread) && may_name(estate.vault(), found.pid) {
@@ -191,7 +204,11 @@ impl Remains {
         }
         let root = if heirs.iter().any(|heir| heir.found.pid == pid) { pid } else { heirs[0].found.pid };
         let commons = commons_of(&estate, &heirs, pid)?;
-        let young = young_of(&estate, &heirs);
+        // Each has page tables to look at, and the pager opens some for itself: with fewer it could neither hear of forks nor make room.
+        let more = heirs.len() as u64 + OWN_DESCRIPTORS;
+        let young = young_of(&estate, &heirs)
+            .and_then(|young| spare_descriptors(claim.as_fd(), more).map(|()| young))
+            .map_err(|error| Error::System { what: "taking over what the last pager had open", error })?;
         Ok(Self { root, estate, heirs: Heirs { processes: heirs, young, commons }, claim })
     }
 
@@ -250,11 +267,11 @@ pub(crate) fn tally_of(heirs: &[Heir], tree: TreeId, root: (i32, u64), share: Sh
 }
 
 /// Targets that had no agent. One whose userfaultfd nobody has kept is lost.
-fn young_of(estate: &Estate, heirs: &[Heir]) -> Vec<YoungHeir> {
+fn young_of(estate: &Estate, heirs: &[Heir]) -> io::Result<Vec<YoungHeir>> {
     let heir = |found: FoundYoung| {
-        let uffd = found.guardian.keeps(found.number)?;
+        let uffd = found.guardian.keeps(found.number).transpose()?;
         let tally = tally_of(heirs, found.tree, found.root, found.share);
-        Some(YoungHeir { found, uffd, tally })
+        Some(uffd.map(|uffd| YoungHeir { found, uffd, tally }))
     };
     estate.young().into_iter().filter_map(heir).collect()
 }
@@ -343,7 +360,7 @@ impl Heir {
         while !at_work && receive_byte(socket.as_fd()) == Heard::Byte {}
         let is_theirs = |number, link: &str| number != found.socket && link.starts_with("socket:");
         let without = || Error::Foreign { pid, why: "its agent has no socket".into() };
-        let orders = number_of(pid, thread, is_theirs).ok_or_else(without)?;
+        let orders = number_of(pid, thread, is_theirs).map_err(system)?.ok_or_else(without)?;
         Ok(Self { agent: Agent::again(&found, socket, orders, memory), uffd, found, tally, at_work })
     }
 }

@@ -15,7 +15,7 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::AtomicUsize;
@@ -120,7 +120,13 @@ struct Inner {
 
 /// See [`Vault::claim`].
 pub struct Claim {
-    _locked: OwnedFd,
+    locked: OwnedFd,
+}
+
+impl AsFd for Claim {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.locked.as_fd()
+    }
 }
 
 /// See the module's documentation. Clones are the same memory.
@@ -201,7 +207,7 @@ impl Vault {
     pub fn claim(&self) -> io::Result<Option<Claim>> {
         let file = self.0.shared.opened_anew()?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(Claim { _locked: file })),
+            Ok(()) => Ok(Some(Claim { locked: file })),
             Err(Errno::WOULDBLOCK) => Ok(None),
             Err(error) => Err(error.into()),
         }

@@ -238,17 +238,17 @@ fn descriptor_limit() -> io::Result<libc::rlimit> {
 }
 
 /// Makes sure that descriptors are left for what cannot be put off: each child that a target forks takes one, and what is asked of
-/// `/proc` takes one for a moment. `any` is one that is open.
+/// `/proc` takes one for a moment. `any` is one that is open, and `more` are to come for certain.
 ///
 /// # Errors
 /// EMFILE when they are not.
-pub fn spare_descriptors(any: BorrowedFd<'_>) -> io::Result<()> {
+pub fn spare_descriptors(any: BorrowedFd<'_>, more: u64) -> io::Result<()> {
     /// So many, or a quarter of all.
     const SPARE: u64 = 64;
     let limit = descriptor_limit()?.rlim_cur;
     // The kernel gives the lowest that is free.
     let next = u64::try_from(any.try_clone_to_owned()?.as_raw_fd()).unwrap_or(0);
-    if next < limit - SPARE.min(limit / 4) { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EMFILE)) }
+    if next + more < limit - SPARE.min(limit / 4) { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EMFILE)) }
 }
 
 /// Keeps this process's memory, present and future, in DRAM as it is touched.

@@ -122,8 +122,17 @@ impl Left {
     /// # Errors
     /// When it cannot be seen which there are.
     pub fn close_all_but(&mut self, is_kept: impl Fn(RawFd, &str) -> bool) -> io::Result<Vec<RawFd>> {
-        let all = std::fs::read_dir("/proc/self/fd")?.flatten();
-        let mut numbers: Vec<(RawFd, bool)> = all
+        let list = || std::fs::read_dir("/proc/self/fd");
+        let all = list().or_else(|_| {
+            // As many may be open as can be: without its standard streams, which Rust has seen to at the start, there is room to look.
+            for number in 0..=2 {
+                // SAFETY: as below.
+                unsafe { libc::close(number) };
+            }
+            list()
+        });
+        let mut numbers: Vec<(RawFd, bool)> = all?
+            .flatten()
             .filter_map(|entry| {
                 let number = entry.file_name().to_str()?.parse().ok()?;
                 let link = std::fs::read_link(entry.path()).unwrap_or_default();

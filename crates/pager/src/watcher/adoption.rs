@@ -125,7 +125,7 @@ impl Watcher {
 
     pub(super) fn adopt(&mut self, pid: i32, forked: Option<usize>) -> Result<(), Error> {
         let none_left = |error| Error::System { what: "keeping descriptors for one more process", error };
-        spare_descriptors(self.bell.as_fd()).map_err(none_left)?;
+        spare_descriptors(self.bell.as_fd(), 0).map_err(none_left)?;
         let kill = self.on_pager_death == OnPagerDeath::KillTarget;
         let memory = self.processes.get(&pid).and_then(|process| process.handed.clone());
         let mut told = Ok(());
