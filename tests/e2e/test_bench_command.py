@@ -85,6 +85,8 @@ def test_a_wrong_byte_is_told(bench):
 HASH = "python3 -c 'import hashlib; b = bytearray(range(256)) * 200_000; print([hashlib.sha1(b).hexdigest() for _ in range(3)], 50_000 * \"word\")'"
 
 
+# How much of a short program is local at most tells how soon it is found.
+@pytest.mark.alone
 @pytest.mark.limit(150)
 def test_programs_of_the_users_are_compared(bench):
     before = left_behind(bench.swap)

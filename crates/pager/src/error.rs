@@ -222,7 +222,11 @@ impl fmt::Display for Error {
                 "process {pid} ended, or became another program, while it was being adopted; if `ps -p {pid}` shows it, try again"
             ),
             Self::System { what, error } => {
-                write!(f, "{what} failed: {error}; `spillway doctor` shows what this machine lacks")
+                let remedy = match error.raw_os_error() {
+                    Some(libc::EMFILE) => "raise the limit of open files (`ulimit -n`), and try again",
+                    _ => "`spillway doctor` shows what this machine lacks",
+                };
+                write!(f, "{what} failed: {error}; {remedy}")
             }
             Self::Unreadable(why) => write!(
                 f,
