@@ -27,7 +27,8 @@ def cut_off(processes, build):
         begin()
         # Not by `communicate`: where both lines come at once, the other is with the first in the reader's buffer.
         said = cut.stdout.read()
-        return pager.wait(5) == -signal.SIGKILL and (ready, said) == ("READY\n", "KILLED\n")
+        # A killed pager frees what it has in the idle class, which takes seconds where others want the CPUs.
+        return pager.wait(20) == -signal.SIGKILL and (ready, said) == ("READY\n", "KILLED\n")
 
     return kill
 
