@@ -127,7 +127,7 @@ def test_a_pager_without_descriptors_to_spare_ends_nobody(spillway):
 
 
 @pytest.mark.limit(60)
-@pytest.mark.parametrize("what", ["threads", "signals", "children", "spawns", "execs"])
+@pytest.mark.parametrize("what", ["threads", "signals", "children", "spawns", pytest.param("execs", marks=pytest.mark.alone)])
 def test_a_program_that_never_stands_still_misses_nothing(processes, spillway, build, what):
     """Threads that it was making when it was adopted never ran, which ended it, and signals that came meanwhile were lost."""
     program = Program(processes, [build("lively"), what])

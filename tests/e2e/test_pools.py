@@ -314,7 +314,8 @@ def test_a_cache_is_left_as_it_was(processes, spillway, build, servers, kind):
     url = f"{kind}://{server.address}"
     outcome = spillway.run([build("fill"), 48], "8M", "--pool", url, stdin="verify\nexit 0\n")
     assert outcome.status == 0, outcome.err
-    assert outcome.stats["written_pages"] > 5000
+    # How many depends on how soon a busy machine runs the cache.
+    assert outcome.stats["written_pages"] > 500
     eventually(lambda: pages_in(kind, server.address) == 0, "the cache to be empty after `run`", 5)
     target = Program(processes, [build("fill"), 48]).ready()
     running = spillway.attach(target.pid, "8M", "--pool", url)
