@@ -20,7 +20,7 @@ build:
 # Who is root has what tests need, by then: what lacks is a failure.
 STRICT = $(if $(filter 0,$(shell id -u)),SPILLWAY_TESTS_STRICT=1)
 
-# Many tests wait for servers and deadlines: so many at a time for each CPU.
+# Many tests wait for servers and deadlines: four at a time for each CPU.
 WAITING = $$((4 * $$(nproc)))
 
 # Behind what else is built: the last minute of the release build is one thread's, and leaves a CPU to this.

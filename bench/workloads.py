@@ -108,6 +108,12 @@ def write_redis_fill(path, keys):
 
 
 
+def endless_walk(binary, mib, order, seconds, threads=1):
+    """The words for `spillway bench-walk` to touch so much memory for so long."""
+    words = [binary, "bench-walk", "--size", f"{mib}M", "--order", order, "--accesses", "1000000000"]
+    return [*map(str, [*words, "--seconds", seconds, "--threads", threads])]
+
+
 def workloads(tiny):
     """All of them; tiny ones test the comparison itself and say nothing."""
     mib, accesses, records, lookups = (24, 20_000, 20_000, 20_000) if tiny else (512, 200_000, 400_000, 1_000_000)

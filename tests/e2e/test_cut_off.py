@@ -27,8 +27,7 @@ def cut_off(processes, build):
         begin()
         # Not by `communicate`: where both lines come at once, the other is with the first in the reader's buffer.
         said = cut.stdout.read()
-        # A killed pager frees what it has in the idle class, which takes seconds where others want the CPUs.
-        return pager.wait(20) == -signal.SIGKILL and (ready, said) == ("READY\n", "KILLED\n")
+        return pager.wait(5) == -signal.SIGKILL and (ready, said) == ("READY\n", "KILLED\n")
 
     return kill
 
@@ -43,6 +42,8 @@ def test_a_fork_is_heard_of_again(processes, spillway, heirs, cut_off, mode):  #
     assert family.end() > 10
 
 
+# A killed pager is gone within seconds unless others want the CPUs.
+@pytest.mark.alone
 @pytest.mark.parametrize("event", ["remove", "unmap"])
 def test_what_was_given_up_is_heard_of_again(processes, spillway, torture, cut_off, event):  # noqa: F811
     seed = int(time.time() * 1000)
@@ -104,12 +105,13 @@ def test_a_thread_that_was_borrowed_goes_on_with_all_that_is_its_own(processes, 
     assert len(hurried) <= LETTING_GO and set(hurried) <= set(range(BORROWED - 5, BORROWED + 6)), hurried
 
 
+# Where others want its CPU a pager may be in other calls at the same moment, and whoever finds no room is killed with its pager.
+@pytest.mark.alone
 def test_who_was_borrowed_can_be_adopted_again_and_again(processes, spillway, fill, cut_off_adopting):  # noqa: F811
     """Each time a thread has yet to go back, a bit of the vDSO is used up: there is room for four."""
     target = Program(processes, [fill, 32]).ready()
-    # In the last quarter there is an agent of which nobody has heard. One place is spared: where others want its CPU a pager may be in other
-    # calls at the same moment, and whoever finds none is killed with its pager.
-    for moment in [20, 24, *random.sample(range(BORROWED + 6, ADOPTION), 5), *random.sample(range(220, ADOPTION), 5), 28]:
+    # In the last quarter there is an agent of which nobody has heard.
+    for moment in [20, 24, *random.sample(range(BORROWED + 1, ADOPTION), 5), *random.sample(range(220, ADOPTION), 5), 28, 32]:
         assert cut_off_adopting(target.pid, moment)
         target.ask("verify")
     pager, _ = begin(processes, spillway, target.pid, "--local", "8M")

@@ -74,8 +74,7 @@ def test_a_guardian_may_have_as_many_descriptors_as_its_pager(processes, spillwa
         time.sleep(0.1)
         end(family.pager)
         family.take_over()
-    # As many as busy CPUs let there be.
-    assert family.end() > 3
+    assert family.end() > 10
 
 
 def test_who_has_too_few_descriptors_takes_nobody_over(processes, spillway, heirs, tmp_path):
@@ -165,15 +164,14 @@ def test_a_pager_is_killed_quickly_where_others_want_the_cpus(processes, spillwa
     target.ask("verify")
 
 
+# Whoever is late to kill the pager finds the child done.
+@pytest.mark.alone
 def test_a_child_that_nobody_takes_over_reads_no_zeros(processes, spillway, servers, daemonise, tmp_path):
     """It has no agent yet, and its parent has ended: when the pager of `run` was killed nobody found the child to kill it."""
     said = tmp_path / "said"
     options = ["--pool", f"tcp://{servers.spillway().address}?delay=60ms"]
-    killed = 0
     for _ in range(3):
-        # It looks at 73 pages, most of which are out, and waits 60 ms for each of these: it is killed before it is done, but where this
-        # test waited long for a CPU.
-        said.unlink(missing_ok=True)
+        # It looks at 73 pages, most of which are out, and waits 60 ms for each of these: it is killed long before it is done.
         program = Program(processes, [daemonise, 14, said, 49], spillway, "8M", options)
         front = program.process.pid
         pager = eventually(lambda: [pid for pid in children(front) if executable(pid) == str(spillway.path)], "its pager")[0]
@@ -181,8 +179,5 @@ def test_a_child_that_nobody_takes_over_reads_no_zeros(processes, spillway, serv
         assert program.status(30) == 0 and those_who_run(daemonise)
         os.kill(pager, signal.SIGKILL)
         eventually(lambda: not those_who_run(daemonise), "the child to end", 10)
-        told = said.read_text() if said.exists() else ""
-        assert told in ("", "OK\n"), told
-        killed += not told
+        assert not said.exists() or said.read_text() == ""
         eventually(lambda: not running(guardian), "the guardian to end")
-    assert killed > 0

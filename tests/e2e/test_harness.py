@@ -6,7 +6,6 @@ import threading
 import pytest
 from harness import Sampler, anonymous_bytes, children, eventually, executable, session_members, status_field, tree
 
-
 LOOKS = [children, tree, executable, anonymous_bytes, session_members, lambda pid: status_field(pid, "State")]
 
 

@@ -236,17 +236,32 @@ def test_faults_on_purpose(holder, servers):
 # ---- two hosts, as far as a network is concerned
 
 
-def fill_across(network, processes, spillway, servers, build, tmp_path):
-    """`fill` in one namespace, its pages on a server in the other."""
+def fill_across(network, processes, spillway, build, pool):
+    """`fill` in one namespace, its pages in a pool in the other."""
+    command = [spillway.path, "run", "--local", "8M", "--pool", pool, "--", build("fill"), 32]
+    return Program(processes, [*network.within(0), *command]).ready()
+
+
+def pool_across(network, servers, tmp_path):
+    """A memory server in the other namespace, as a pool."""
     secret = token(tmp_path / "token")
     server = servers.spillway(host=Network.ADDRESSES[1], token_file=secret, within=network.within(1))
-    command = [spillway.path, "run", "--local", "8M", "--pool", f"tcp://{server.address}?token-file={secret}", "--", build("fill"), 32]
-    return Program(processes, [*network.within(0), *command]).ready()
+    return f"tcp://{server.address}?token-file={secret}"
+
+
+def churns_while_cut_off(target, network):
+    """It touches its memory while there is no network for two seconds."""
+    target.tell("churn 4000")
+    time.sleep(0.7)
+    network.cut()
+    time.sleep(2)
+    network.mend()
+    assert target.line() == "OK"
 
 
 def test_a_server_on_another_host(network, processes, spillway, servers, build, tmp_path):
     refused(spillway.cli("serve", "--listen", f"{Network.ADDRESSES[1]}:0"), "--token-file")
-    target = fill_across(network, processes, spillway, servers, build, tmp_path)
+    target = fill_across(network, processes, spillway, build, pool_across(network, servers, tmp_path))
     for command in ["verify", "rewrite", "fork", "verify"]:
         target.ask(command)
     target.tell("exit 0")
@@ -256,29 +271,18 @@ def test_a_server_on_another_host(network, processes, spillway, servers, build, 
 @pytest.mark.parametrize("kind", ["memcached", "redis"])
 def test_a_cache_on_another_host(network, processes, spillway, servers, build, kind):
     server = servers.of(kind, host=Network.ADDRESSES[1], within=network.within(1))
-    command = [spillway.path, "run", "--local", "8M", "--pool", f"{kind}://{server.address}", "--", build("fill"), 32]
-    target = Program(processes, [*network.within(0), *command]).ready()
+    target = fill_across(network, processes, spillway, build, f"{kind}://{server.address}")
     for command in ["verify", "rewrite", "fork", "verify"]:
         target.ask(command)
-    target.tell("churn 4000")
-    time.sleep(0.7)
-    network.cut()
-    time.sleep(2)
-    network.mend()
-    assert target.line() == "OK"
+    churns_while_cut_off(target, network)
     target.unharmed()
     target.tell("exit 0")
     assert target.status() == 0, target.err
 
 
 def test_a_network_that_is_cut_for_a_while(network, processes, spillway, servers, build, tmp_path):
-    target = fill_across(network, processes, spillway, servers, build, tmp_path)
-    target.tell("churn 4000")
-    time.sleep(0.7)
-    network.cut()
-    time.sleep(2)
-    network.mend()
-    assert target.line() == "OK"
+    target = fill_across(network, processes, spillway, build, pool_across(network, servers, tmp_path))
+    churns_while_cut_off(target, network)
     target.ask("rewrite")
     target.unharmed()
     target.tell("exit 0")

@@ -307,6 +307,8 @@ def test_what_a_server_holds_is_told_and_given_back(processes, spillway, build, 
     assert spillway.cli("pool", "status", pool).returncode == 1
 
 
+# How many pages leave depends on how soon the cache has a CPU.
+@pytest.mark.alone
 @pytest.mark.parametrize("kind", ["memcached", "redis"])
 def test_a_cache_is_left_as_it_was(processes, spillway, build, servers, kind):
     """It would keep for ever what nobody frees. It was: the pager was gone before the last, or all, had left."""
@@ -314,8 +316,7 @@ def test_a_cache_is_left_as_it_was(processes, spillway, build, servers, kind):
     url = f"{kind}://{server.address}"
     outcome = spillway.run([build("fill"), 48], "8M", "--pool", url, stdin="verify\nexit 0\n")
     assert outcome.status == 0, outcome.err
-    # How many depends on how soon a busy machine runs the cache.
-    assert outcome.stats["written_pages"] > 500
+    assert outcome.stats["written_pages"] > 5000
     eventually(lambda: pages_in(kind, server.address) == 0, "the cache to be empty after `run`", 5)
     target = Program(processes, [build("fill"), 48]).ready()
     running = spillway.attach(target.pid, "8M", "--pool", url)

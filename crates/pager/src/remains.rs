@@ -26,7 +26,7 @@ use crate::sys::agent::Memory;
 use crate::sys::fd::{Heard, receive_byte};
 use crate::sys::process::{effective_user, pidfd_of_thread, take_fd, unread};
 use crate::sys::ptrace::Seized;
-use crate::sys::sched::{raise_descriptor_limit, spare_descriptors};
+use crate::sys::sched::spare_descriptors;
 use crate::sys::uffd::{LINK, Uffd};
 use crate::sys::window::is_memory;
 use crate::tally::Tally;
@@ -36,6 +36,8 @@ use crate::{Choice, Local, stray};
 
 /// How long an agent may take to end what it was told to do: some 270 system calls.
 const IDLE_WITHIN: Duration = Duration::from_secs(2);
+/// What a pager opens for itself once it has taken over, and who talks to it: events, timers, and its socket.
+const OWN_DESCRIPTORS: u64 = 8;
 
 /// How long whoever takes over may take until it says that it serves: its servers are asked before that.
 const CLAIMED_WITHIN: Duration = Duration::from_secs(10);
@@ -99,11 +101,8 @@ pub(crate) fn living_pager(estate: &Estate) -> Option<i32> {
 pub(crate) fn vault_of(pid: i32, thread: i32) -> Option<Result<Vault, Error>> {
     let wanted = format!("/memfd:{} (deleted)", vault::NAME);
     let system = |error| Error::System { what: "taking a descriptor of the agent", error };
-    let number = match number_of(pid, thread, |_, link| link == wanted) {
-        Ok(number) => number?,
-        Err(error) => return Some(Err(system(error))),
-    };
-    let taken = pidfd_of_thread(thread).and_then(|pidfd| take_fd(pidfd.as_fd(), number)).map_err(system);
+    let number = number_of(pid, thread, |_, link| link == wanted).transpose()?;
+    let taken = number.and_then(|number| take_fd(pidfd_of_thread(thread)?.as_fd(), number)).map_err(system);
     let opened = taken.and_then(|fd| match Vault::open(&fd) {
         Ok(vault) if may_name(&vault, pid) => Ok(vault),
         Ok(_) | Err(vault::Foreign::Others) => Err(Error::OthersPager(pid)),
@@ -111,9 +110,6 @@ pub(crate) fn vault_of(pid: i32, thread: i32) -> Option<Result<Vault, Error>> {
     });
     Some(opened)
 }
-
-/// What a pager opens for itself once it has taken over, and who talks to it: events, timers, and its socket.
-const OWN_DESCRIPTORS: u64 = 8;
 
 /// Whether a process may be among those of a vault.
 fn may_name(vault: &Vault, pid: i32) -> bool {
@@ -179,7 +175,6 @@ impl Remains {
     }
 
     fn within(estate: Estate, pid: i32) -> Result<Self, Error> {
-        let _ = raise_descriptor_limit();
         let claim = claim(&estate, pid)?;
         let mut heirs: Vec<Heir> = Vec::new();
         for found in estate.targets() {

@@ -245,6 +245,7 @@ impl Driver {
             let is_there = self.targets.get(at).is_some_and(Option::is_some);
             if number > done
                 && (is_there || gone.is_some())
+                // Descriptors for as many were spared before anything was taken over.
                 && let Some(event) = message.change(|number| reader?.keeps(number).ok().flatten())
             {
                 if is_there {

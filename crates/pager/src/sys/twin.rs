@@ -126,7 +126,7 @@ impl Left {
         let all = list().or_else(|_| {
             // As many may be open as can be: without its standard streams, which Rust has seen to at the start, there is room to look.
             for number in 0..=2 {
-                // SAFETY: as below.
+                // SAFETY: as below: nothing of this process reads, or says anything.
                 unsafe { libc::close(number) };
             }
             list()

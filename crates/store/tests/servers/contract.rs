@@ -1,9 +1,7 @@
 //! Every store keeps the same contract.
 
-use crate::common;
-
-use common::contract::Contract;
-use common::{Server, client};
+use crate::common::contract::Contract;
+use crate::common::{Server, client};
 
 fn run(url: &str, steps: u64) {
     for seed in [0x1234_5678_9abc, 0xfeed_beef_cafe] {

@@ -1,14 +1,12 @@
 //! Servers that are asked to leave, in this process, while pages are put, got and freed.
 
-use crate::common;
-
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use common::client;
-use common::contract::Contract;
-use common::lender::{Lender, assert_all, put_all};
-use common::proxy::Proxy;
+use crate::common::client;
+use crate::common::contract::Contract;
+use crate::common::lender::{Lender, assert_all, put_all};
+use crate::common::proxy::Proxy;
 use spillway_store::blocking::Client;
 use spillway_store::pool::Drain;
 

@@ -1,11 +1,9 @@
 //! Files that fill up, are damaged, or are cut short.
 
-use crate::common;
-
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown};
 
-use common::{PATIENCE, client, page, refusal};
+use crate::common::{PATIENCE, client, page, refusal};
 use spillway_store::{Handle, StoreError};
 
 /// A file that is removed with the test.

@@ -1,14 +1,12 @@
 //! Servers that say anything at all: the pager may lose pages by them, and nothing else.
 
-use crate::common;
-
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::time::Duration;
 
-use common::page;
-use common::scripted::{self, scripted};
+use crate::common::page;
+use crate::common::scripted::{self, scripted};
 use spillway_core::{PAGE_BYTES, Page};
 use spillway_store::blocking::Client;
 use spillway_store::{Got, Handle, Put, StoreError, Urgency, pool};

@@ -1,40 +1,13 @@
 //! Servers that are not there, refuse, fill up, stop, die, lie or lose the connection.
 
-use crate::common;
-
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use common::proxy::Proxy;
-use common::{PATIENCE, Server, client, free_port, memcached_arguments, page, redis_arguments, refusal};
-use spillway_store::blocking::Client;
+use crate::common::lender::{assert_all, lost, put_all, put_while_cut};
+use crate::common::proxy::Proxy;
+use crate::common::{PATIENCE, Server, client, free_port, memcached_arguments, page, redis_arguments, refusal};
 use spillway_store::{Handle, Put, StoreError};
-
-fn put_all(client: &mut Client, numbers: std::ops::Range<u64>) -> Vec<(u64, Handle)> {
-    numbers.map(|number| (number, client.put(&page(number), None, PATIENCE).unwrap())).collect()
-}
-
-fn assert_all(client: &mut Client, pages: &[(u64, Handle)]) {
-    for (number, handle) in pages {
-        assert!(*client.get(*handle).unwrap() == page(*number));
-    }
-}
-
-/// What a faulty link may lead to: the right page, or none.
-fn right_or_lost(client: &mut Client, pages: &[(u64, Handle)]) -> usize {
-    let is_right = |(number, handle): &(u64, Handle)| match client.get(*handle) {
-        Ok(got) => {
-            assert!(*got == page(*number), "wrong bytes");
-            true
-        }
-        Err(error) => {
-            assert!(matches!(error, StoreError::Lost | StoreError::Corrupt), "{error:?}");
-            false
-        }
-    };
-    pages.iter().map(is_right).filter(|right| *right).count()
-}
 
 #[test]
 fn what_cannot_be_a_pool_is_refused_in_a_line() {
@@ -62,14 +35,14 @@ fn caches_that_evict_are_refused_unless_losses_are_accepted() {
     assert!(refusal(&url).contains("restart it with `memcached -M`"));
     let mut client = client(&format!("{url}?lossy=1"));
     let pages = put_all(&mut client, 0..20_000);
-    let right = right_or_lost(&mut client, &pages);
+    let right = pages.len() - lost(&mut client, &pages);
     assert!(right > 0 && right < pages.len(), "{right} pages were kept");
     let Some(redis) = Server::redis(&["--maxmemory", "8mb", "--maxmemory-policy", "allkeys-lru"]) else { return };
     let url = format!("redis://127.0.0.1:{}", redis.port);
     assert!(refusal(&url).contains("maxmemory-policy noeviction"));
-    let mut client = common::client(&format!("{url}?lossy=1"));
+    let mut client = crate::common::client(&format!("{url}?lossy=1"));
     let pages = put_all(&mut client, 0..4000);
-    let right = right_or_lost(&mut client, &pages);
+    let right = pages.len() - lost(&mut client, &pages);
     assert!(right > 0 && right < pages.len(), "{right} pages were kept");
 }
 
@@ -186,7 +159,7 @@ fn a_server_that_dies_loses_its_pages_and_no_others() {
         let mut unused = page(0);
         let _ = client.store().get(*handle, spillway_store::Urgency::Demand, &mut unused);
     }
-    let right = right_or_lost(&mut client, &pages);
+    let right = pages.len() - lost(&mut client, &pages);
     assert!(right > 50 && right < 150, "{right} of 200 pages were at the other server");
     assert!(started.elapsed() < Duration::from_secs(3), "pages are given up at the deadline");
     let more = put_all(&mut client, 1000..1100);
@@ -207,7 +180,7 @@ fn a_server_that_was_restarted_has_lost_its_pages() {
     let pages = put_all(&mut client, 0..50);
     cache.kill();
     let Some(_again) = Server::start_on("memcached", port, |port| memcached_arguments(port, &["-M"])) else { return };
-    assert_eq!(right_or_lost(&mut client, &pages), 0);
+    assert_eq!(lost(&mut client, &pages), pages.len());
     let more = put_all(&mut client, 100..150);
     assert_all(&mut client, &more);
 }
@@ -268,19 +241,7 @@ fn a_server_that_stops_for_a_while_is_waited_for() {
 
 fn cut_often(url: &str, proxy: &Proxy) {
     let mut client = client(url);
-    let mut pages: Vec<(u64, Handle)> = Vec::new();
-    for round in 0..10 {
-        // Somewhere in a frame.
-        proxy.cut_after(3000 + round * 7777);
-        for number in round * 100..round * 100 + 50 {
-            // What is under way when the connection ends was not kept.
-            let put = client.put(&page(number), None, PATIENCE);
-            pages.extend(put.ok().map(|handle| (number, handle)));
-        }
-        assert_all(&mut client, &pages);
-        proxy.cut();
-    }
-    assert!(pages.len() > 400, "{} pages were kept", pages.len());
+    let pages = put_while_cut(&mut client, proxy, 3000, 7777);
     proxy.refuse(true);
     proxy.cut();
     client.steps(Duration::from_millis(100));
@@ -310,7 +271,7 @@ fn damaged_pages_are_never_taken() {
     let mut client = client(&format!("redis://127.0.0.1:{}?deadline=2s", proxy.port));
     let pages = put_all(&mut client, 0..300);
     proxy.damage_every(10_007);
-    let right = right_or_lost(&mut client, &pages);
+    let right = pages.len() - lost(&mut client, &pages);
     assert!(right < pages.len(), "nothing was damaged");
     assert!(right > 100, "{right}");
 }
@@ -334,7 +295,7 @@ fn faults_are_made_as_often_as_was_asked() {
     let Some(redis) = Server::redis(&[]) else { return };
     let mut client = client(&format!("redis://127.0.0.1:{}?fault=lose:4,corrupt:4", redis.port));
     let pages = put_all(&mut client, 0..400);
-    let right = right_or_lost(&mut client, &pages);
+    let right = pages.len() - lost(&mut client, &pages);
     assert!((180..270).contains(&right), "{right} of 400");
 }
 

@@ -1,14 +1,12 @@
 //! What a program waits for overtakes what nobody waits for.
 
-use crate::common;
-
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::lender::{assert_all, put_all};
-use common::scripted::{scripted, to};
-use common::{client, page};
+use crate::common::lender::{assert_all, put_all};
+use crate::common::scripted::{scripted, to};
+use crate::common::{client, page};
 use spillway_core::{PAGE_BYTES, Page};
 use spillway_store::{Got, Put, Urgency};
 use spillway_wire::answer::{self, GotHead, PageStatus};

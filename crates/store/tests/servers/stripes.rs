@@ -1,13 +1,11 @@
 //! Pools that survive the loss of servers, with real ones.
 
-use crate::common;
-
 use std::time::{Duration, Instant};
 
-use common::contract::Contract;
-use common::lender::{Lender, assert_all, lost, put_all};
-use common::proxy::Proxy;
-use common::{PATIENCE, Server, client, memcached_arguments, page};
+use crate::common::contract::Contract;
+use crate::common::lender::{Lender, assert_all, lost, put_all};
+use crate::common::proxy::Proxy;
+use crate::common::{PATIENCE, Server, client, memcached_arguments, page};
 use spillway_store::blocking::Client;
 use spillway_store::{Handle, StoreError};
 

@@ -1,13 +1,11 @@
 //! Our own memory servers, in this process, behind the pager's side of the network.
 
-use crate::common;
-
 use std::time::{Duration, Instant};
 
-use common::contract::Contract;
-use common::lender::{Lender, assert_all, lost, put_all};
-use common::proxy::Proxy;
-use common::{PATIENCE, client, page, refusal};
+use crate::common::contract::Contract;
+use crate::common::lender::{Lender, assert_all, lost, put_all, put_while_cut};
+use crate::common::proxy::Proxy;
+use crate::common::{PATIENCE, client, page, refusal};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spillway_server::Limits;
 use spillway_store::blocking::Client;
@@ -48,7 +46,7 @@ fn servers_that_refuse_are_named_in_a_line() {
     std::fs::remove_file(file).unwrap();
     assert!(refusal(&format!("redis://127.0.0.1:{}", lender.port)).contains("neither Redis nor Valkey"));
     assert!(refusal(&format!("memcached://127.0.0.1:{}", lender.port)).contains("it is no memcached"));
-    let Some(cache) = common::Server::redis(&[]) else { return };
+    let Some(cache) = crate::common::Server::redis(&[]) else { return };
     assert!(refusal(&format!("tcp://127.0.0.1:{}", cache.port)).contains("it does not answer"));
 }
 
@@ -78,7 +76,7 @@ fn a_full_server_declines_and_another_takes() {
     let pages = put_all(&mut client, 0..6000);
     assert_all(&mut client, &pages);
     let lonely = Lender::start(4 << 20, |_| {});
-    let mut alone = common::client(&format!("tcp://127.0.0.1:{}", lonely.port));
+    let mut alone = crate::common::client(&format!("tcp://127.0.0.1:{}", lonely.port));
     let mut kept = Vec::new();
     let full = loop {
         match alone.put(&page(kept.len() as u64), None, PATIENCE) {
@@ -100,17 +98,7 @@ fn connections_that_break_are_made_again_and_nothing_is_lost() {
     let lender = Lender::start(64 << 20, |_| {});
     let proxy = Proxy::to(lender.port);
     let mut client = client(&format!("tcp://127.0.0.1:{}", proxy.port));
-    let mut pages: Vec<(u64, Handle)> = Vec::new();
-    for round in 0..10 {
-        proxy.cut_after(1000 + round * 7777);
-        for number in round * 100..round * 100 + 50 {
-            let put = client.put(&page(number), None, PATIENCE);
-            pages.extend(put.ok().map(|handle| (number, handle)));
-        }
-        assert_all(&mut client, &pages);
-        proxy.cut();
-    }
-    assert!(pages.len() > 400, "{} pages were kept", pages.len());
+    let pages = put_while_cut(&mut client, &proxy, 1000, 7777);
     proxy.refuse(true);
     proxy.cut();
     client.steps(Duration::from_millis(100));

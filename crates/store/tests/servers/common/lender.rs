@@ -7,6 +7,7 @@ use spillway_server::{Config, Server, Stop};
 use spillway_store::blocking::Client;
 use spillway_store::{Handle, StoreError};
 
+use super::proxy::Proxy;
 use super::{PATIENCE, free_port, page};
 
 /// A memory server that ends with the test.
@@ -67,4 +68,21 @@ pub fn lost(client: &mut Client, pages: &[(u64, Handle)]) -> usize {
         }
     };
     pages.iter().map(is_lost).filter(|lost| *lost).count()
+}
+
+/// Of pages that were put while the connection was cut again and again, somewhere in a frame: those that were kept. What is under way when
+/// it ends was not.
+pub fn put_while_cut(client: &mut Client, proxy: &Proxy, first_bytes: u64, more_bytes: u64) -> Vec<(u64, Handle)> {
+    let mut pages: Vec<(u64, Handle)> = Vec::new();
+    for round in 0..10 {
+        proxy.cut_after(first_bytes + round * more_bytes);
+        for number in round * 100..round * 100 + 50 {
+            let put = client.put(&page(number), None, PATIENCE);
+            pages.extend(put.ok().map(|handle| (number, handle)));
+        }
+        assert_all(client, &pages);
+        proxy.cut();
+    }
+    assert!(pages.len() > 400, "{} pages were kept", pages.len());
+    pages
 }
