@@ -576,6 +576,15 @@ def test_builds_are_compared_on_applications_and_recorded(processes, spillway, t
         assert refused.returncode == 2 and told in refused.stderr, refused.stderr
 
 
+def test_a_build_under_which_nothing_is_lost_is_no_negative_multiple():
+    waits = {"mean": 46, "p50": 13, "p99": 385, "p999": 2163}
+    run = lambda excess: {"total_s": 10 * (1 + excess), "pager": {"fault_us": waits, "faults": 3000}}
+    for first, second, told in [(0.5, 0.25, ["1.00", "0.50"]), (0.5, -0.25, ["1.00", "-"]), (-0.25, 0.5, ["-", "-"])]:
+        one = {"time": "total_s", "runs": {"native": [run(0)], "one": [run(first)], "two": [run(second)]}}
+        _head, _rule, *rows, _end = loaded("apps-ab").lines_of({"quicksort": one})
+        assert [row.split(" | ")[3] for row in rows] == told, rows
+
+
 def test_builds_are_compared_access_by_access_and_recorded(processes, spillway, tmp_path):
     words = [REPOSITORY / "bench/walk-ab", "--rounds", 1, "--seconds", 0.5, "--size", 64, "--order", "sequential", "--pool", "local,tcp"]
     words += ["--busy", 1, "--record", "tiny", "--into", tmp_path]
