@@ -3,7 +3,7 @@
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Instant;
 
-use super::looks::LOOK_LATEST;
+use super::looks::{LOOK_LATEST, LOOK_SOONEST};
 use super::process::Process;
 use super::{Departure, Watcher};
 use crate::adopt::{self, Agent};
@@ -25,9 +25,12 @@ impl Watcher {
                 self.hear_while_releasing();
                 heard_at = Instant::now();
             }
-            let step = match answer.recv_timeout(LOOK_LATEST) {
+            let step = match answer.recv_timeout(LOOK_SOONEST) {
                 Ok(step) => step,
-                Err(RecvTimeoutError::Timeout) => continue,
+                Err(RecvTimeoutError::Timeout) => {
+                    self.guard(Instant::now());
+                    continue;
+                }
                 Err(RecvTimeoutError::Disconnected) => return,
             };
             match step {

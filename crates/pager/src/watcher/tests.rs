@@ -1,16 +1,21 @@
-//! What is answered when those who were served have ended.
+//! What is answered when those who were served have ended, and that all is brought home where CPUs are busy.
 
 use crate::skipped::skipped;
 use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use super::*;
+use crate::driver::Homeward;
 use crate::sys::uffd::new_of_our_own;
 
-/// One that has seen nobody. The fault thread's part is to tell of `forked` children, and then that it has told of all.
+/// One that has seen nobody. The fault thread's part is to tell of `forked` children, and then that it has told of all. In the idle class
+/// it brings nothing home until it is rescued, or `PATIENCE` is over.
 fn watcher_of(forked: Vec<Report>) -> Watcher {
     let ((commands, orders), (requests, inbox)) = (channel(), channel());
     let bell = Arc::new(Bell::new().expect("a descriptor"));
     let (local, choice) = (Local::All, Choice::default());
+    let (shared, managed, trees, first): (Arc<Shared>, _, _, _) = Default::default();
+    let told = Arc::clone(&shared);
     std::thread::spawn(move || {
         let mut forked = Some(forked);
         for command in orders {
@@ -18,10 +23,15 @@ fn watcher_of(forked: Vec<Report>) -> Watcher {
                 let reports = forked.take().into_iter().flatten().map(Request::Report);
                 reports.for_each(|report| requests.send(report).expect("it is heard"));
                 reply.send(()).expect("it is waited for");
+            } else if let Command::Release { reply } = command {
+                let began = Instant::now();
+                while told.idle_forbidden_until_ns.load(Relaxed) == 0 && began.elapsed() < PATIENCE {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                reply.send(Homeward::Done(Vec::new())).expect("it is waited for");
             }
         }
     });
-    let (shared, managed, trees, first) = Default::default();
     Watcher::new(
         None,
         OnPagerDeath::HoldTarget,
@@ -37,6 +47,8 @@ fn watcher_of(forked: Vec<Report>) -> Watcher {
         first,
     )
 }
+
+const PATIENCE: Duration = Duration::from_secs(2);
 
 fn is_anyone_left(watcher: &mut Watcher) -> bool {
     let (reply, answer) = channel();
@@ -68,4 +80,17 @@ fn who_comes_when_nobody_is_left_is_refused() {
     assert!(!is_anyone_left(&mut watcher));
     assert!(matches!(adopt(&mut watcher), Err(Error::Ending)));
     assert!(watcher.roots.is_empty());
+}
+
+/// Beside busy programs a pager that was told to end brought three pages in a thousand of its time home.
+#[test]
+fn a_fault_thread_that_starves_while_it_brings_all_home_is_rescued() {
+    let mut watcher = watcher_of(Vec::new());
+    watcher.shared.idle.store(true, Relaxed);
+    watcher.shared.crowded.store(true, Relaxed);
+    let (reply, answer) = channel();
+    let began = Instant::now();
+    watcher.answer(Request::Release(reply));
+    assert!(matches!(answer.try_recv(), Ok(Departure::Done(Ok(())))));
+    assert!(began.elapsed() < PATIENCE, "nobody looked after it");
 }
