@@ -150,6 +150,30 @@ def test_a_program_that_never_stands_still_misses_nothing(processes, spillway, b
 
 
 @pytest.mark.alone
+@pytest.mark.limit(90)
+def test_a_pager_that_is_told_to_end_beside_busy_programs_does(processes, spillway, build):
+    """Nobody took its threads out of the idle class while pages came home, and at its end: it was there for minutes, or seconds more."""
+    program = Program(processes, [build("lively"), "execs"])
+    assert program.line() == "ready"
+    for _ in range(2 * os.cpu_count()):
+        processes.start([sys.executable, "-c", "while True: pass"])
+    took = []
+    for nth in range(16):
+        pager = processes.start([spillway.path, "attach", "--no-daemon", program.pid, "--local", "4M"], stderr=subprocess.PIPE, text=True)
+        told = pager.stderr.readline()
+        time.sleep(0.02 * (nth % 8))
+        pager.send_signal(signal.SIGINT)
+        asked = time.monotonic()
+        # What calls exec may be another program before it has been adopted.
+        assert "adopted process" in told or pager.wait(20) == 2, told
+        told += pager.communicate(timeout=20)[1]
+        took.append(time.monotonic() - asked)
+        assert "Ctrl-C lets it go" not in told or pager.returncode == 0, told
+    assert statistics.median(took) < 1 and max(took) < 10, took
+    assert program.process.poll() is None, (program.process.returncode, program.err)
+
+
+@pytest.mark.alone
 def test_pause_of_the_adopted_thread(processes, spillway, build):
     """At most 1 ms by the pager's own measure, and a thread that watches the clock bears it out.
 

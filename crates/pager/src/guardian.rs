@@ -82,7 +82,7 @@ fn started(pid: i32) -> io::Result<u64> {
 fn guard(second: Second, duty: Duty) -> ! {
     twin::set_name(c"guardian");
     let _ = std::env::set_current_dir("/");
-    let mut left = second.outlive(hurry);
+    let mut left = second.outlive(|pid| hurry(pid, Class::Urgent));
     let is_kept = |number, link: &str| link == LINK && twin::uffd(number).is_none_or(|uffd| uffd.is_alive());
     let mut is_first = true;
     loop {
@@ -97,12 +97,12 @@ fn guard(second: Second, duty: Duty) -> ! {
     }
 }
 
-/// Has the threads of a pager that is being killed end as soon as any: one that is in the idle class, and left to free all of the pager's
-/// memory, takes seconds for that where other programs want the CPUs, and who takes over waits for it.
-fn hurry(pid: i32) {
+/// Has the threads of a pager that ends do so outside of the idle class: one that is in it, and left to free all of the pager's memory,
+/// takes seconds for that where other programs want the CPUs, and who takes over, or has told it to end, waits for it.
+pub fn hurry(pid: i32, class: Class) {
     for thread in procfs::threads(pid).unwrap_or_default() {
         // One that has ended needs it no more.
-        let _ = set_class(thread, Class::Urgent);
+        let _ = set_class(thread, class);
     }
 }
 

@@ -103,12 +103,13 @@ pub(super) struct Vdso {
 /// The vDSO of the target, of which `thread` is one that lives.
 ///
 /// # Errors
-/// [`Error::Ended`] while the target becomes another program: that one is to be looked at later.
+/// [`Error::Ended`] while the target becomes another program, which is to be looked at later, and where the thread has ended, as all but
+/// the one do that runs that program.
 pub(super) fn vdso(pid: i32, thread: i32) -> Result<Vdso, Error> {
     let program = auxiliary_vector(thread);
     mapped_vdso(pid, thread).map_err(|error| {
         let is_same = program == auxiliary_vector(thread) && !program.is_some_and(|vector| is_unwritten(&vector));
-        if is_same { error } else { Error::Ended(pid) }
+        if is_same && procfs::is_alive(procfs::stat(thread)) { error } else { Error::Ended(pid) }
     })
 }
 
@@ -159,6 +160,15 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
+
+    /// Its process went on as another program, and the pager as if that had not let it go.
+    #[test]
+    fn a_thread_that_has_ended_is_not_taken_for_one_without_a_vdso() {
+        let mut ended = Command::new("true").spawn().expect("a program");
+        ended.wait().expect("it ends");
+        let ended = ended.id().cast_signed();
+        assert!(matches!(vdso(ended, ended), Err(Error::Ended(_))));
+    }
 
     #[test]
     fn who_becomes_another_program_is_not_taken_for_one_without_a_vdso() {
