@@ -621,6 +621,22 @@ def test_threads_and_pagers_are_measured_and_recorded(processes, spillway, tmp_p
     assert list(rows) == list(runs) and len(rows) == 5 and rows["one thread"] == "1.00", out
 
 
+@pytest.mark.alone
+def test_what_interrupts_cost_is_measured_and_recorded(processes, spillway, tmp_path):
+    words = [RUN.parent / "interrupts", "--rounds", 1, "--seconds", 0.5, "--size", 64, "--record", "tiny", "--into", tmp_path]
+    run = processes.start([*words, "--spillway", spillway.path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == 0 and "Wrong results: 0." in out, out + err
+    assert out.strip() in (tmp_path / "tiny.md").read_text()
+    runs = {name: one for name, (one,) in json.loads((tmp_path / "tiny.json").read_text())["runs"].items()}
+    assert all(one["accesses_per_s"] > 1000 for one in runs.values()), runs
+    rows = re.findall(r"^\| ([^|]+) \| [\d,]+ \| [\d.]+ \([^|]+\) \| [\d.]+ \|$", out, re.M)
+    assert rows == list(runs) and len(rows) == 3, out
+    # Only who shares its memory is interrupted for its pages.
+    alone, _apart, shared = (one["interrupts_per_access"] for one in runs.values())
+    assert shared > 0.01 > alone, runs
+
+
 def test_a_database_is_among_applications(processes, spillway, tmp_path):
     if not loaded("applications.py").has_duckdb():
         pytest.skip("DuckDB for Python not found: scripts/setup-tests fetches it")
