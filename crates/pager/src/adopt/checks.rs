@@ -17,10 +17,11 @@ pub(super) const THREAD_TRIES: usize = 64;
 /// Whether no debugger traces this thread of `pid`.
 ///
 /// # Errors
-/// [`Error::Traced`].
+/// [`Error::Traced`]. [`Error::Ended`] where a thread of ours does: it has ended, and we have not taken note yet.
 pub fn untraced(pid: i32, thread: i32) -> Result<(), Error> {
     match procfs::status_field(thread, "TracerPid").and_then(|tracer| tracer.parse().ok()) {
         Some(0) | None => Ok(()),
+        Some(tracer) if procfs::thread_stat(std::process::id().cast_signed(), tracer).is_ok() => Err(Error::Ended(pid)),
         Some(tracer) => {
             let name = procfs::status_field(tracer, "Name").unwrap_or_else(|| "another program".into());
             Err(Error::Traced { pid, tracer, name })
@@ -160,6 +161,20 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
+    use crate::sys::ptrace::Seized;
+
+    /// A pager refused to end, as itself were a debugger that must let go first.
+    #[test]
+    fn who_is_traced_by_us_is_not_said_to_be_in_a_debugger() {
+        let mut target = Command::new("sleep").arg("60").spawn().expect("a program");
+        let pid = target.id().cast_signed();
+        assert!(untraced(pid, pid).is_ok());
+        let seized = Seized::new(pid).expect("it is ours");
+        let told = untraced(pid, pid);
+        drop(seized);
+        target.kill().and_then(|()| target.wait()).expect("it is killed");
+        assert!(matches!(told, Err(Error::Ended(_))));
+    }
 
     /// Its process went on as another program, and the pager as if that had not let it go.
     #[test]

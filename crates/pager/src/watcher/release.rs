@@ -65,7 +65,10 @@ impl Watcher {
     /// Whether we can have these agents leave: not while a debugger has one of them.
     pub(super) fn can_be_taken_out(&self, whose: impl Fn(&Process) -> bool) -> Result<(), Error> {
         let mut theirs = self.processes.iter().filter(|(_, it)| it.agent != 0 && it.seized.is_none() && whose(it));
-        theirs.try_for_each(|(&pid, process)| adopt::untraced(pid, process.agent))
+        theirs.try_for_each(|(&pid, process)| match adopt::untraced(pid, process.agent) {
+            Err(Error::Ended(_)) => Ok(()),
+            told => told,
+        })
     }
 
     /// Has all these agents leave, each of them whatever happens to another. Those stay in the list that a debugger has come to
