@@ -41,17 +41,21 @@ static void *compute(void *unused) {
 static char mark(size_t page) { return (char)(page * 7 + 1); }
 
 int main(int argc, char **argv) {
-    if (argc != 4) { fprintf(stderr, "usage: beside MIB alone|thread|process SECONDS\n"); return 2; }
+    int is_thread = argc == 4 && !strcmp(argv[2], "thread"), is_process = argc == 4 && !strcmp(argv[2], "process");
+    if (argc != 4 || (!is_thread && !is_process && strcmp(argv[2], "alone"))) {
+        fprintf(stderr, "usage: beside MIB alone|thread|process SECONDS\n");
+        return 2;
+    }
     size_t pages = strtoul(argv[1], 0, 10) << 8;
     char *memory = mmap(0, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (!pages || memory == MAP_FAILED) fail("beside: mmap");
     pid_t other = 0;
     // Before there is memory that it would share.
-    if (!strcmp(argv[2], "process") && !(other = fork())) { prctl(PR_SET_PDEATHSIG, SIGKILL); compute(0); }
+    if (is_process && !(other = fork())) { prctl(PR_SET_PDEATHSIG, SIGKILL); compute(0); }
     if (other < 0) fail("beside: fork");
     for (size_t page = 0; page < pages; page++) memset(memory + page * PAGE, mark(page), PAGE / 64);
     pthread_t thread;
-    if (!strcmp(argv[2], "thread") && pthread_create(&thread, 0, compute, 0)) fail("beside: pthread_create");
+    if (is_thread && pthread_create(&thread, 0, compute, 0)) fail("beside: pthread_create");
     confine(0);
     uint64_t state = 88172645463325252u, accesses = 0, wrong = 0;
     double began = now_s(), passed;

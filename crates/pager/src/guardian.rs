@@ -99,7 +99,7 @@ fn guard(second: Second, duty: Duty) -> ! {
 
 /// Has the threads of a pager that ends do so outside of the idle class: one that is in it, and left to free all of the pager's memory,
 /// takes seconds for that where other programs want the CPUs, and who takes over, or has told it to end, waits for it.
-pub fn hurry(pid: i32, class: Class) {
+pub(crate) fn hurry(pid: i32, class: Class) {
     for thread in procfs::threads(pid).unwrap_or_default() {
         // One that has ended needs it no more.
         let _ = set_class(thread, class);

@@ -21,7 +21,6 @@ use crate::estate::Estate;
 use crate::guardian;
 use crate::handed::{Placed, Plugged};
 use crate::merging::{self, Merged};
-use crate::placement;
 use crate::remains::Remains;
 use crate::shared::Shared;
 use crate::sys::epoll::Epoll;
@@ -34,8 +33,6 @@ use crate::{Choice, LOCAL_FLOOR_BYTES, LastingPool, Local, OnPagerDeath, Options
 
 /// How long an adoption may take to come to its end: most of that is for a thread that does not stop.
 const STILL_WITHIN: Duration = Duration::from_secs(3);
-/// How long the fault thread is kept out of the idle class to end.
-const ENDS_WITHIN: Duration = Duration::from_secs(10);
 
 /// The pager of one process tree, or of several.
 pub struct Pager {
@@ -274,10 +271,9 @@ impl Pager {
         let faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner).take();
         let _ = self.commands.send(Command::End);
         // The watcher may look after nobody any more.
-        placement::rescue(&self.shared, ENDS_WITHIN);
+        guardian::hurry(std::process::id().cast_signed(), Class::Normal);
         self.bell.ring();
         faults.into_iter().for_each(|faults| drop(faults.join()));
-        guardian::hurry(std::process::id().cast_signed(), Class::Normal);
         guardian::dismiss();
     }
 

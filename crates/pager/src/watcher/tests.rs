@@ -8,6 +8,8 @@ use super::*;
 use crate::driver::Homeward;
 use crate::sys::uffd::new_of_our_own;
 
+const PATIENCE: Duration = Duration::from_secs(2);
+
 /// One that has seen nobody. The fault thread's part is to tell of `forked` children, and then that it has told of all. In the idle class
 /// it brings nothing home until it is rescued, or `PATIENCE` is over.
 fn watcher_of(forked: Vec<Report>) -> Watcher {
@@ -47,8 +49,6 @@ fn watcher_of(forked: Vec<Report>) -> Watcher {
         first,
     )
 }
-
-const PATIENCE: Duration = Duration::from_secs(2);
 
 fn is_anyone_left(watcher: &mut Watcher) -> bool {
     let (reply, answer) = channel();
