@@ -280,10 +280,11 @@ mod tests {
         assert_eq!(ends(false), [4; 10]);
     }
 
-    /// By the system's clock: never too soon, and within 1 % in the best of many tries, as others may take the CPU at any time.
+    /// By the system's clock: never too soon, and within 1 % in the best of many tries, as others may take the CPU at any
+    /// time. A try is shorter than a turn of the scheduler, so that one can pass beside any number of busy threads.
     #[test]
     fn transfers_take_their_time_by_the_systems_clock() {
-        for (micros, serialize, count) in [(4, true, 1000), (1000, false, 1)] {
+        for (micros, serialize, count) in [(4, true, 250), (1000, false, 1)] {
             let delay = Duration::from_micros(micros);
             let (mut store, _refill) = Emulated::new(pool::Emulated { delay, serialize, size_bytes: None }).unwrap();
             let mut page = [0; PAGE_BYTES];
@@ -301,19 +302,20 @@ mod tests {
             };
             wait_for(&mut store, count);
             let should = if serialize { delay * count } else { delay };
-            let took = (0..50).map(|_| {
+            let mut best = Duration::MAX;
+            for _ in 0..2000 {
                 let began = Instant::now();
                 for handle in &handles {
                     assert_eq!(store.get(*handle, Urgency::Demand, &mut page), Ok(Got::Pending));
                 }
                 wait_for(&mut store, count);
-                began.elapsed()
-            });
-            let best = took.min().unwrap();
-            assert!(
-                best >= should && best <= should + should / 100,
-                "{count} of {delay:?}, one at a time {serialize}: {best:?}"
-            );
+                best = best.min(began.elapsed());
+                assert!(best >= should, "{count} of {delay:?}, one at a time {serialize}: {best:?} is too soon");
+                if best <= should + should / 100 {
+                    break;
+                }
+            }
+            assert!(best <= should + should / 100, "{count} of {delay:?}, one at a time {serialize}: {best:?}");
         }
     }
 }
