@@ -152,6 +152,20 @@ def threads(pid):
     return found
 
 
+def out_of(memfd, mib):
+    """The pages that are not in a file of the pattern but the zeros, of which some may be and others not: its size does not tell."""
+    here, at = set(), 0
+    with open(memfd, "rb") as file:
+        while True:
+            try:
+                at = os.lseek(file.fileno(), at, os.SEEK_DATA)
+            except OSError:
+                break
+            begin, at = at, os.lseek(file.fileno(), at, os.SEEK_HOLE)
+            here.update(range(begin >> 12, at >> 12))
+    return {page for page in range(mib << 8) if page % 8 != 5} - here
+
+
 def has_agent(pid):
     """Whether a thread of ours is in a process."""
     return any(name == "spillway-agent" for _, name in threads(pid))

@@ -19,7 +19,7 @@ import pytest
 from guests import Console
 from harness import MIB, PEAK_ALLOWANCE, eventually, half, status_field
 from lacking import give_up
-from mechanics import NONZERO, UNSTOPPABLE, Program, has_agent, let_go, registered
+from mechanics import UNSTOPPABLE, Program, has_agent, let_go, out_of, registered
 from test_daemon import daemon  # noqa: F401
 from test_takeover import nothing_of_ours
 
@@ -290,7 +290,7 @@ def test_a_memfd_that_is_mapped_again_at_its_place_is_managed_again(processes, s
         program.ask("unmap")
         if views == 1:
             # Nobody has it mapped, and it is open: all of it comes home but what is zeros.
-            eventually(lambda: there() >= NONZERO * mib * MIB, "all of it to come home")
+            eventually(lambda: not out_of(memfd, mib), "all of it to come home")
             program.ask("map")
         else:
             program.ask("map")

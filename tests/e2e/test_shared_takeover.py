@@ -9,7 +9,7 @@ import time
 
 import pytest
 from harness import MIB, PEAK_ALLOWANCE, eventually, thread_stats
-from mechanics import NONZERO, Program, registered
+from mechanics import NONZERO, Program, out_of, registered
 from test_daemon import daemon  # noqa: F401
 from test_shared import PAGES_A_MIB, SECONDS, SHARED, native_family, seed, sharers  # noqa: F401
 from test_takeover import STOLEN_SECONDS, begin, end, nothing_of_ours, url_of
@@ -126,7 +126,7 @@ def test_what_nobody_has_mapped_when_its_pager_is_killed_comes_home(processes, s
         assert program.line() == "OK"
         end(pager)
         pager, _ = begin(processes, spillway, program.pid)
-        eventually(lambda: there() >= NONZERO * mib * MIB, "all of it to come home")
+        eventually(lambda: not out_of(memfd, mib), "all of it to come home")
         program.ask("map")
         program.unharmed()
     spillway.detach(program.pid)
