@@ -236,6 +236,24 @@ def test_what_cannot_be_taken_over_is_refused(processes, spillway, fill):
     assert spillway.settled(target.pid)["budget_bytes"] == 16 << 20
 
 
+def test_a_listing_tells_who_waits_for_a_pager(processes, spillway, fill):
+    target = Program(processes, [fill, 32]).ready()
+    pager, _ = begin(processes, spillway, target.pid, "--local", "8M")
+    spillway.settled(target.pid)
+
+    def told(*options):
+        return spillway.cli("ps", *options).stderr
+
+    waits = f"the pager of process {target.pid} has died, and the process waits: `spillway attach {target.pid}` takes over"
+    assert str(target.pid) not in told()
+    end(pager)
+    assert waits in told() and waits in told("--json")
+    assert spillway.find(target.pid) is None, "what has no pager is not among what pagers manage"
+    pager, _ = begin(processes, spillway, target.pid)
+    assert str(target.pid) not in told()
+    target.ask("verify")
+
+
 def test_one_of_several_takes_over(processes, spillway, fill):
     """Two that did at once would have written over each other's pages."""
     target = Program(processes, [fill, 64]).ready()

@@ -43,6 +43,7 @@ mod trace;
 mod trouble;
 mod upgrade;
 mod vmm;
+mod waiting;
 mod witness;
 
 use clap::error::{ContextKind, ErrorKind};

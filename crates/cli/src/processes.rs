@@ -26,15 +26,14 @@ pub(crate) fn parent(pid: i32) -> Option<i32> {
     stat(pid)?.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
+/// All that are there now, in no order.
+pub(crate) fn all() -> impl Iterator<Item = i32> {
+    fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
 /// The descendants of a process that are there now, parents before children.
 pub(crate) fn descendants(pid: i32) -> Vec<i32> {
-    let all: Vec<(i32, i32)> = fs::read_dir("/proc")
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .filter_map(|pid| Some((pid, parent(pid)?)))
-        .collect();
+    let all: Vec<(i32, i32)> = all().filter_map(|pid| Some((pid, parent(pid)?))).collect();
     let mut found = vec![pid];
     let mut next = 0;
     while let Some(&parent) = found.get(next) {

@@ -3,6 +3,7 @@
 use crate::daemon::TargetListing;
 use crate::failure::{FAILED, Failure};
 use crate::service::Listing;
+use crate::waiting::Waiting;
 use crate::{processes, say, sockets};
 use serde_json::Value;
 use spillway_core::size::Bytes;
@@ -24,10 +25,14 @@ struct Row {
     value: Value,
 }
 
-/// Lists the pagers that answer this user, and the targets of daemons.
+/// Lists the pagers that answer this user, and the targets of daemons; and says which processes wait for a pager.
 pub(crate) fn ps(args: &Args) -> Result<u8, Failure> {
     let failed = |error: serde_json::Error| Failure::new(FAILED, error.to_string());
     let found: Vec<Listing> = sockets::pagers().into_iter().map(|found| found.listing).collect();
+    let targets = found.iter().flat_map(|listing| listing.targets.iter().flatten());
+    let managed =
+        found.iter().flat_map(|listing| &listing.snapshot.pids).chain(targets.flat_map(|target| &target.pids));
+    let waiting = Waiting::all(&managed.copied().collect());
     let mut rows = Vec::new();
     for listing in found.into_iter().filter(|listing| !listing.detached) {
         if listing.daemon {
@@ -51,6 +56,7 @@ pub(crate) fn ps(args: &Args) -> Result<u8, Failure> {
         table(&rows.into_iter().map(|row| row.cells).collect::<Vec<_>>())
     };
     say::print(&text)?;
+    waiting.iter().for_each(say::note);
     Ok(0)
 }
 

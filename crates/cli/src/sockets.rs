@@ -8,6 +8,7 @@ use crate::daemon::{self, TargetListing};
 use crate::failure::Failure;
 use crate::lines::Lines;
 use crate::service::Listing;
+use crate::waiting::Waiting;
 use crate::{say, sys};
 use spillway_pager::peer;
 use std::fs;
@@ -253,15 +254,8 @@ pub(crate) fn pager_of(pid: i32) -> Result<Found, Failure> {
             return Ok(Found { known_by: pid, ..pagers.swap_remove(index) });
         }
     }
-    if spillway_pager::has_lost_its_daemon(pid) {
-        return Err(Failure::refused(format!(
-            "the daemon that managed process {pid} has died, and the process waits: `spillway daemon` takes over"
-        )));
-    }
-    if spillway_pager::has_lost_its_pager(pid) {
-        return Err(Failure::refused(format!(
-            "the pager of process {pid} has died, and the process waits: `spillway attach {pid}` takes over"
-        )));
+    if let Some(waiting) = Waiting::of(pid) {
+        return Err(Failure::refused(waiting.to_string()));
     }
     Err(Failure::refused(if crate::processes::exists(pid) {
         format!("no pager of yours manages process {pid}: see `spillway ps`")

@@ -43,7 +43,7 @@ pub use doctor::{Check, doctor, usable};
 pub use error::Error;
 pub use handle::Pager;
 pub use recording::{Recording, Windows};
-pub use remains::{Remains, can_take_over, has_lost_its_daemon, has_lost_its_pager};
+pub use remains::{Lost, Remains, can_take_over, lost_by};
 pub use sys::fd::{Peer, peer};
 pub use tally::TreeSnapshot;
 

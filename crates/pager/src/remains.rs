@@ -58,19 +58,21 @@ pub(crate) fn agent_of(pid: i32) -> Option<i32> {
     procfs::threads(pid).ok()?.into_iter().find(|&thread| procfs::is_agent(pid, thread))
 }
 
-/// Whether a process is managed by a pager that has died.
-#[must_use]
-pub fn has_lost_its_pager(pid: i32) -> bool {
-    let vault = agent_of(pid).and_then(|thread| vault_of(pid, thread));
-    vault.and_then(Result::ok).is_some_and(|vault| living_pager(&Estate::new(vault)).is_none())
+/// A pager that has died; what it managed waits for another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Lost {
+    /// What it was called, and when it was started, in clock ticks since boot.
+    pub pager: (i32, u64),
+    /// Whether it was a daemon's.
+    pub daemon: bool,
 }
 
-/// Whether that pager was a daemon's.
+/// The pager of a process, if it has died; none of other users' processes, whose pagers this one may not ask.
 #[must_use]
-pub fn has_lost_its_daemon(pid: i32) -> bool {
-    let vault = agent_of(pid).and_then(|thread| vault_of(pid, thread));
-    let estate = vault.and_then(Result::ok).map(Estate::new);
-    estate.is_some_and(|estate| living_pager(&estate).is_none() && estate.is_daemon())
+pub fn lost_by(pid: i32) -> Option<Lost> {
+    let vault = agent_of(pid).and_then(|thread| vault_of(pid, thread))?.ok()?;
+    let estate = Estate::new(vault);
+    living_pager(&estate).is_none().then(|| Lost { pager: estate.pager(), daemon: estate.is_daemon() })
 }
 
 /// Whether this kernel gives threads' own descriptors to others (6.9).
