@@ -4,3 +4,4 @@ pub(crate) mod epoll;
 pub(crate) mod grains;
 mod mapping;
 pub(crate) mod pages;
+mod stream;

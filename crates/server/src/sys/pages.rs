@@ -18,6 +18,7 @@ use spillway_core::{PAGE_BYTES, PAGE_BYTES_U64};
 
 use super::grains::{GRAIN_BYTES, Grains, Loose, WHOLE, grains_of};
 use super::mapping::Mapping;
+use super::stream;
 
 /// One reference in [`Meta::counts`].
 const REF: u64 = 1;
@@ -182,7 +183,13 @@ impl Pages {
         let start = self.grains_at(run.first, run.grains);
         // SAFETY: a blank page has one owner, who lends it exclusively here; published pages have other grains. There is
         // room for the bytes, as was just checked, and what is borrowed from others is no part of the arena that is written.
-        unsafe { start.copy_from_nonoverlapping(std::ptr::NonNull::from(bytes).cast(), bytes.len()) };
+        // Grains are aligned to their size.
+        unsafe {
+            match bytes.try_into() {
+                Ok(page) => stream::copy(page, start),
+                Err(_) => start.copy_from_nonoverlapping(std::ptr::NonNull::from(bytes).cast(), bytes.len()),
+            }
+        }
         let stored_bytes = u32::try_from(bytes.len()).unwrap_or(bytes_of(WHOLE));
         self.meta(blank.0).stored_bytes.store(stored_bytes, Ordering::Relaxed);
     }
