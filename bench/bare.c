@@ -1,10 +1,13 @@
-// bare: what a fault over TCP cannot do without: a round trip of 4 KiB over loopback TCP, and a fault that a userfaultfd serves.
+// bare: what a fault over TCP cannot do without: a round trip of 4 KiB over loopback TCP, and a fault that a userfaultfd serves;
+// and what a memory server cannot do without: pages by the batch, received and sent.
 //
 //   bare ROUNDS
+//   bare get|put SECONDS CONNECTIONS BATCHES PAGES     so many batches under way on each connection, of so many pages
 //
-// Each is measured with both sides on one CPU, and with one on each of two. The sides are processes, and both sleep while
-// they wait. What is sent is taken at random from more memory than caches hold, as a server's pages are. Prints one JSON
-// object with medians in microseconds.
+// Each fault and round trip is measured with both sides on one CPU, and with one on each of two; medians in microseconds. Batches
+// are served by one process on the first CPU to one on the second, and the CPU time is the server's. The sides are processes, and
+// sleep while they wait. What is sent is taken at random from more memory than caches hold, as a server's pages are, and what is
+// received is put there. Prints one JSON object.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -17,16 +20,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { PAGE = 4096, REQUEST = 24, ANSWER = PAGE + 36, PAGES = 49152 };
+enum { PAGE = 4096, REQUEST = 24, ANSWER = PAGE + 36, PAGES = 49152, CONNECTIONS_MAX = 64, BATCH_MAX = 256 };
 
 static void fail(const char *what) { perror(what); exit(2); }
 static double now_us(void) { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec * 1e6 + t.tv_nsec / 1e3; }
@@ -55,27 +60,57 @@ static pid_t child(int cpu) {
     return pid;
 }
 
+static struct sockaddr_in at;
+
+static int listener(void) {
+    socklen_t size = sizeof at;
+    int s = socket(AF_INET, SOCK_STREAM, 0);
+    at = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    if (bind(s, (void *)&at, size) || listen(s, CONNECTIONS_MAX) || getsockname(s, (void *)&at, &size)) fail("bare: listen");
+    return s;
+}
+
+static int at_once(int s) {
+    int one = 1;
+    if (s < 0 || setsockopt(s, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one)) fail("bare: socket");
+    return s;
+}
+
+static int connected(void) {
+    int s = at_once(socket(AF_INET, SOCK_STREAM, 0));
+    if (connect(s, (void *)&at, sizeof at)) fail("bare: connect");
+    return s;
+}
+
+// Of more than caches hold, and one to spare; in huge pages where there are any, as a server has them.
+static char *many_pages(void) {
+    size_t huge = 2 << 20, size = ((size_t)(PAGES + 1) * PAGE + huge - 1) / huge * huge;
+    char *pages = aligned_alloc(huge, size);
+    if (!pages) fail("bare: memory");
+    madvise(pages, size, MADV_HUGEPAGE);
+    memset(pages, 1, size);
+    return pages;
+}
+
+static char *any_page(char *pages) {
+    static uint64_t x = 1;
+    x = x * 6364136223846793005u + 1;
+    return pages + (x >> 40) % PAGES * PAGE;
+}
+
 static double tcp_us(int rounds, int client_cpu, int server_cpu) {
     static char answer[ANSWER], request[REQUEST];
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t size = sizeof at;
-    int listener = socket(AF_INET, SOCK_STREAM, 0), one = 1;
-    if (bind(listener, (void *)&at, size) || listen(listener, 1) || getsockname(listener, (void *)&at, &size)) fail("bare: listen");
+    int door = listener();
     pid_t server = child(server_cpu);
     if (!server) {
-        int s = accept(listener, 0, 0);
-        setsockopt(s, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-        char *pages = malloc((size_t)(PAGES + 1) * PAGE);
-        memset(pages, 1, (size_t)(PAGES + 1) * PAGE);
-        for (uint64_t x = 1;; x = x * 6364136223846793005u + 1) {
+        int s = at_once(accept(door, 0, 0));
+        for (char *pages = many_pages();;) {
             whole(s, request, REQUEST, 0);
-            whole(s, pages + (x >> 40) % PAGES * PAGE, ANSWER, 1);
+            whole(s, any_page(pages), ANSWER, 1);
         }
     }
     confine(client_cpu);
-    int s = socket(AF_INET, SOCK_STREAM, 0);
-    if (connect(s, (void *)&at, size)) fail("bare: connect");
-    setsockopt(s, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    int s = connected();
     double *us = calloc(rounds, sizeof *us);
     for (int i = 0; i < rounds; i++) {
         double start = now_us();
@@ -84,7 +119,7 @@ static double tcp_us(int rounds, int client_cpu, int server_cpu) {
         us[i] = now_us() - start;
     }
     close(s);
-    close(listener);
+    close(door);
     waitpid(server, 0, 0);
     double result = median(us, rounds);
     free(us);
@@ -128,14 +163,110 @@ static double fault_us(int rounds, int target_cpu, int pager_cpu) {
     return result;
 }
 
+// A batch on its way: a head of REQUEST bytes for each page and, in one of the two directions, the pages.
+struct batch {
+    char heads[BATCH_MAX * REQUEST];
+    size_t done;
+};
+
+// Takes what has come of a batch, its pages wherever `pages` says; whether that was the last of it.
+static int taken(int socket, struct batch *in, int count, char *pages, int with_pages) {
+    struct iovec parts[BATCH_MAX + 1] = {{in->heads, (size_t)count * REQUEST}};
+    size_t size = (size_t)count * (REQUEST + (with_pages ? PAGE : 0)), skip = in->done;
+    int used = 1, first = 0;
+    for (; with_pages && used <= count; used++) parts[used] = (struct iovec){any_page(pages), PAGE};
+    for (; skip >= parts[first].iov_len; first++) skip -= parts[first].iov_len;
+    parts[first].iov_base = (char *)parts[first].iov_base + skip;
+    parts[first].iov_len -= skip;
+    ssize_t n = readv(socket, parts + first, used - first);
+    if (n <= 0) _exit(0);
+    in->done = (in->done + n) % size;
+    return in->done == 0;
+}
+
+static void send_batch(int socket, int count, char *pages, int with_pages) {
+    static char heads[BATCH_MAX * REQUEST];
+    struct iovec parts[BATCH_MAX + 1] = {{heads, (size_t)count * REQUEST}};
+    int used = 1;
+    for (; with_pages && used <= count; used++) parts[used] = (struct iovec){any_page(pages), PAGE};
+    size_t size = (size_t)count * (REQUEST + (with_pages ? PAGE : 0));
+    ssize_t n = writev(socket, parts, used);
+    if (n < 0) _exit(0);
+    // A blocking socket takes all, unless a signal comes.
+    if ((size_t)n != size) fail("bare: writev");
+}
+
+// Answers, or asks anew, whenever a batch is there on one of the connections; until `until`, or for ever.
+static uint64_t batches(int *sockets, int connections, int count, char *pages, int receives_pages, int sends_pages, double until) {
+    static struct batch in[CONNECTIONS_MAX];
+    int poller = epoll_create1(0);
+    uint64_t total = 0;
+    for (int i = 0; i < connections; i++) {
+        struct epoll_event event = {.events = EPOLLIN, .data.u32 = i};
+        if (epoll_ctl(poller, EPOLL_CTL_ADD, sockets[i], &event)) fail("bare: epoll");
+    }
+    while (!until || now_us() < until) {
+        struct epoll_event events[CONNECTIONS_MAX];
+        int ready = epoll_wait(poller, events, CONNECTIONS_MAX, -1);
+        for (int i = 0; i < ready; i++) {
+            int which = events[i].data.u32;
+            if (!taken(sockets[which], &in[which], count, pages, receives_pages)) continue;
+            total += count;
+            send_batch(sockets[which], count, pages, sends_pages);
+        }
+    }
+    close(poller);
+    return total;
+}
+
+static void serve_batches(int puts, double seconds, int connections, int under_way, int count, int client_cpu, int server_cpu) {
+    int sockets[CONNECTIONS_MAX], door = listener();
+    pid_t server = child(server_cpu);
+    char *pages = many_pages();
+    if (!server) {
+        for (int i = 0; i < connections; i++) sockets[i] = at_once(accept(door, 0, 0));
+        batches(sockets, connections, count, pages, puts, !puts, 0);
+    }
+    confine(client_cpu);
+    for (int i = 0; i < connections; i++) sockets[i] = connected();
+    for (int i = 0; i < connections * under_way; i++) send_batch(sockets[i % connections], count, pages, puts);
+    // Not counted: the first answer comes when the server has its pages, too.
+    batches(sockets, connections, count, pages, !puts, puts, now_us() + 2e5);
+    clockid_t clock;
+    struct timespec before, after;
+    if (clock_getcpuclockid(server, &clock) || clock_gettime(clock, &before)) fail("bare: the server's clock");
+    double start = now_us();
+    uint64_t total = batches(sockets, connections, count, pages, !puts, puts, start + seconds * 1e6);
+    double took = now_us() - start;
+    if (clock_gettime(clock, &after)) fail("bare: the server's clock");
+    double cpu = after.tv_sec - before.tv_sec + (after.tv_nsec - before.tv_nsec) / 1e9;
+    kill(server, SIGKILL);
+    waitpid(server, 0, 0);
+    printf("{\"pages\": %llu, \"seconds\": %.6f, \"cpu_seconds\": %.6f}\n", (unsigned long long)total, took / 1e6, cpu);
+}
+
+static int number(const char *text, int most) {
+    int n = atoi(text);
+    if (n < 1 || n > most) { fprintf(stderr, "bare: %s is not a number from 1 to %d\n", text, most); exit(2); }
+    return n;
+}
+
 int main(int argc, char **argv) {
-    int rounds = argc == 2 ? atoi(argv[1]) : 0, first = -1, second = -1;
+    int first = -1, second = -1;
     cpu_set_t allowed;
-    if (rounds < 1) { fprintf(stderr, "bare: give the number of rounds\n"); return 2; }
     sched_getaffinity(0, sizeof allowed, &allowed);
     for (int cpu = 0; cpu < CPU_SETSIZE && second < 0; cpu++)
         if (CPU_ISSET(cpu, &allowed)) *(first < 0 ? &first : &second) = cpu;
     if (second < 0) second = first;
+    int puts = argc == 6 && !strcmp(argv[1], "put");
+    if (argc == 6 && (puts || !strcmp(argv[1], "get"))) {
+        double seconds = atof(argv[2]);
+        if (!(seconds > 0)) { fprintf(stderr, "bare: %s are no seconds\n", argv[2]); return 2; }
+        serve_batches(puts, seconds, number(argv[3], CONNECTIONS_MAX), number(argv[4], 64), number(argv[5], BATCH_MAX), second, first);
+        return 0;
+    }
+    if (argc != 2) { fprintf(stderr, "bare: give the number of rounds, or: get|put SECONDS CONNECTIONS BATCHES PAGES\n"); return 2; }
+    int rounds = number(argv[1], INT32_MAX);
     printf("{\"tcp_one_cpu_us\": %.2f, ", tcp_us(rounds, first, first));
     printf("\"tcp_two_cpus_us\": %.2f, ", tcp_us(rounds, first, second));
     printf("\"fault_one_cpu_us\": %.2f, ", fault_us(rounds, first, first));
