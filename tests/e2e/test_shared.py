@@ -255,6 +255,24 @@ def test_adopted_and_let_go_while_it_works(spillway, native_family, mode):
 
 
 @pytest.mark.limit(120)
+def test_children_that_are_being_born_as_their_parent_is_adopted_are_waited_for(processes, spillway, build, tmp_path):
+    """A child that is being forked has what its parent had mapped, and is in no list yet. Forks that took longer than two looks were not
+    waited for: pages left, the child read zeros in their place, and from then on so did everyone."""
+    program = Program(processes, [build("newborns", "-Wshadow"), 32, tmp_path]).ready()
+    program.tell("go 14")
+    evicted = 0
+    for _ in range(20):
+        attached = spillway.attach(program.pid, "4M", SHARED)
+        time.sleep(0.4)
+        evicted += let_go(attached, 60).stats["evicted_pages"]
+    assert evicted > 5000
+    assert program.line(60) == "OK"
+    program.unharmed()
+    program.tell("exit 7")
+    assert program.status() == 7, program.err
+
+
+@pytest.mark.limit(120)
 def test_a_stranger_of_another_tree(processes, spillway, native_family, sharers, tmp_path):
     """Who is adopted is one process; who has mapped the same memfd is managed with it, and let go with it."""
     name = f"sharers-test-{os.getpid()}"

@@ -22,11 +22,12 @@ use crate::driver::Joined;
 use crate::error::Error;
 use crate::pins::{FilePages, Pins};
 use crate::procfs::{FileId, Mapping};
+use crate::stretch::joined;
 use crate::sys::clock::now_ns;
 use crate::sys::pagemap::{FrameFlags, Pagemap};
 use crate::sys::procmap::ProcMap;
 use crate::sys::uffd::{Uffd, new_of_our_own};
-use crate::sys::window::{Window, next_data, punch};
+use crate::sys::window::{Window, next_data, next_page_of_data, punch};
 use crate::tally::Tally;
 use crate::target::WAITING_ROOM;
 use crate::watcher::InheritedCommons;
@@ -35,6 +36,8 @@ use crate::watcher::InheritedCommons;
 const AWAITED_NS: u64 = 1_000_000_000;
 /// How often at most CPUs are told to let go of pages: that takes each of them a moment.
 const SETTLES_EVERY_NS: u64 = 20_000_000;
+/// So many are looked for one by one.
+const FEW_PAGES: u64 = 64;
 
 /// A mapping of the file in a target.
 #[derive(Clone, Debug)]
@@ -311,29 +314,25 @@ impl Commons {
         self.removals.push((target, number, home));
     }
 
-    /// What `target` has begun to give up.
-    pub fn removals_of(&self, target: TargetId) -> Vec<u64> {
-        let its = self.removals.iter().filter(|(by, ..)| *by == target);
-        its.map(|(_, number, _)| *number).collect()
-    }
-
     /// All that is being given up.
     pub fn removing(&self) -> Vec<Span> {
         self.removals.iter().map(|(_, _, home)| home).chain(&self.removed).copied().collect()
     }
 
-    /// That has happened: of what. What of it is there is to be asked, and told by [`Commons::removal_is_over`].
-    pub fn removal_ends(&mut self, target: TargetId, number: u64) -> Option<Span> {
-        // What it has begun before that is over as well.
-        let at = self.removals.iter().position(|&(by, its, _)| by == target && its <= number)?;
-        let (_, _, home) = self.removals.swap_remove(at);
-        self.removed.push(home);
-        Some(home)
+    /// That has happened, and what `target` has begun before: of which parts. What of them is there is to be asked, and told by
+    /// [`Commons::removals_are_over`].
+    pub fn removals_end(&mut self, target: TargetId, number: u64) -> Vec<Span> {
+        let its = self.removals.extract_if(.., |(by, its, _)| *by == target && *its <= number);
+        let ended = joined(its.map(|(.., home)| home).collect());
+        self.removed.extend(&ended);
+        ended
     }
 
-    /// What is there of `home`, which was given up, is known.
-    pub fn removal_is_over(&mut self, home: Span) {
-        self.removed.iter().position(|removed| *removed == home).map(|at| self.removed.swap_remove(at));
+    /// What is there of these parts, which were given up, is known.
+    pub fn removals_are_over(&mut self, homes: &[Span]) {
+        for home in homes {
+            self.removed.iter().position(|removed| removed == home).map(|at| self.removed.swap_remove(at));
+        }
     }
 
     /// Its file, for calls that take its lock.
@@ -459,8 +458,10 @@ impl Backing {
     /// What of `home` is in the file.
     pub fn there(&self, home: Span) -> Vec<Span> {
         let place = |offset: u64| Address(self.home.0 + offset);
+        // Where a hole begins the kernel finds by going through all that is before it, and that may be the rest of the file.
+        let next = if home.pages() <= FEW_PAGES { next_page_of_data } else { next_data };
         let (mut there, mut from) = (Vec::new(), self.offset(home));
-        while let Some((start, end)) = next_data(&self.file, from).filter(|(start, _)| place(*start) < home.end) {
+        while let Some((start, end)) = next(&self.file, from).filter(|(start, _)| place(*start) < home.end) {
             from = end;
             let end = place(end.next_multiple_of(PAGE_BYTES_U64));
             there.extend(Span { start: place(start).page(), end }.intersect(home));

@@ -19,6 +19,7 @@ mod handle;
 mod kernel_file;
 pub mod merging;
 mod outlook;
+mod outside;
 mod pins;
 mod placement;
 pub mod procfs;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use spillway_core::{Span, TargetId};
 
 use crate::driver::Command;
-use crate::procfs::{self, Stat};
+use crate::outside::Ticks;
 use crate::sys::pagemap::Pagemap;
 
 /// The first scan comes so soon, each further one twice as late as the one before.
@@ -23,11 +23,11 @@ const SHARED_SPARED_AFTER: Duration = Duration::from_millis(2);
 /// When it is looked up who may be at a removal of a target's own memory. Most are over by then, and one look, which is at all processes,
 /// does for all that were announced before.
 const LOOKED_UP_AFTER: Duration = Duration::from_millis(100);
-/// CPU time in user mode, in clock ticks, after which a running thread has certainly left a removal. One tick less may be how the kernel
-/// rounds, which divides a thread's time by samples.
-const TICKS_OUTSIDE: u64 = 3;
-/// Removals remembered for one target; more are merged into one that covers them all.
+/// Removals remembered; more of a target are merged into one that covers them all, unless it is being waited for already: were that begun
+/// anew with each that comes, none would ever be over.
 const REMOVALS_MAX: usize = 512;
+/// Beyond this, also then.
+const REMOVALS_MOST: usize = 4 * REMOVALS_MAX;
 
 /// Who is at a removal.
 pub enum By {
@@ -68,48 +68,6 @@ struct Removal {
     threads: Option<Arc<[Ticks]>>,
 }
 
-/// What a thread of a process had had of the CPU: in user mode, where that cannot be said of removals however large. The kernel's own
-/// threads have none; those that may be at a removal (io_uring's) do nothing else for long.
-struct Ticks {
-    pid: i32,
-    thread: i32,
-    ticks: u64,
-}
-
-impl Ticks {
-    /// Of all threads of these processes, each named by any of its own; none where we could not ask.
-    fn of_all(named: &[i32]) -> Option<Arc<[Self]>> {
-        let processes = named.iter().map(|&thread| procfs::process_of(thread).ok());
-        let mut pids: Vec<i32> = processes.collect::<Option<Vec<_>>>()?.into_iter().flatten().collect();
-        pids.sort_unstable();
-        pids.dedup();
-        let all = pids.into_iter().map(Self::of).collect::<Option<Vec<_>>>();
-        all.map(|all| all.into_iter().flatten().collect())
-    }
-
-    /// Of all threads of a process; none where we could not ask.
-    fn of(pid: i32) -> Option<Vec<Self>> {
-        let threads = procfs::if_asked(procfs::threads(pid)).ok()?.unwrap_or_default();
-        let all = threads.into_iter().map(|thread| {
-            let stat = procfs::if_asked(procfs::thread_stat(pid, thread)).ok()?;
-            Some(stat.map(|stat| Self { pid, thread, ticks: Self::counted(&stat) }))
-        });
-        all.collect::<Option<Vec<_>>>().map(|all| all.into_iter().flatten().collect())
-    }
-
-    fn counted(stat: &Stat) -> u64 {
-        if stat.is_kernels { stat.kernel_ticks } else { stat.user_ticks }
-    }
-
-    /// Whether it is asleep now, has ended, or has run for long since.
-    fn is_outside(&self) -> bool {
-        match procfs::thread_stat(self.pid, self.thread) {
-            Ok(stat) => !matches!(stat.state, b'R' | b'D') || Self::counted(&stat) >= self.ticks + TICKS_OUTSIDE,
-            Err(error) => !procfs::is_for_want_of(&error),
-        }
-    }
-}
-
 /// All removals under way.
 #[derive(Default)]
 pub struct Removals(Vec<Removal>);
@@ -118,9 +76,11 @@ impl Removals {
     /// A removal was announced.
     pub fn announced(&mut self, target: TargetId, span: Span, number: u64, by: By) {
         let now = Instant::now();
-        if self.0.len() >= REMOVALS_MAX
-            && let Some(last) =
-                self.0.iter_mut().rev().find(|it| it.target == target && it.by.is_shared() == by.is_shared())
+        let (is_full, is_too_full) = (self.0.len() >= REMOVALS_MAX, self.0.len() >= REMOVALS_MOST);
+        let is_like_it = |it: &&mut Removal| it.target == target && it.by.is_shared() == by.is_shared();
+        if is_full
+            && let Some(last) = self.0.iter_mut().rev().find(is_like_it)
+            && (last.threads.is_none() || is_too_full)
         {
             last.by.join(by);
             last.span = Span { start: last.span.start.min(span.start), end: last.span.end.max(span.end) };
@@ -207,6 +167,7 @@ fn gone(pagemap: &Pagemap, span: Span) -> std::io::Result<Vec<Span>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::procfs;
     use spillway_core::{Address, PAGE_BYTES};
 
     /// One of a forked child's that is told before its process is known is as old as can be by the time that is: its threads are
@@ -279,6 +240,30 @@ mod tests {
         (0..1000).take_while(|_| !is_asleep()).for_each(|_| std::thread::sleep(Duration::from_millis(1)));
     }
 
+    /// With the list full, each that came began the waiting anew for what it was merged with: under load none was over any more.
+    #[test]
+    fn who_removes_all_the_time_does_not_keep_what_it_has_removed_from_being_over() {
+        let (span, running) = (Span { start: Address(0), end: Address(4096) }, std::process::id().cast_signed());
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("sleep");
+        let asleep = child.id().cast_signed();
+        until_asleep(asleep);
+        let (mut removals, over) = (Removals::default(), std::cell::Cell::new(0));
+        for number in 0..REMOVALS_MAX as u64 {
+            removals.announced(TargetId(1), span, number, By::These(vec![running]));
+        }
+        for number in 0..20 {
+            removals.announced(TargetId(2), span, number, By::These(vec![asleep]));
+            let soon =
+                |it: &mut Removal| (it.announced, it.next_scan) = (it.announced - 2 * SPARED_AFTER, Instant::now());
+            removals.0.iter_mut().filter(|it| it.target == TargetId(2)).for_each(soon);
+            let count = |command| over.set(over.get() + u32::from(matches!(command, Command::RemovalOver { .. })));
+            removals.settle(|_| None, |_| None, || None, count);
+        }
+        child.kill().and_then(|()| child.wait()).expect("it ends");
+        assert!(over.get() >= 18, "{}", over.get());
+        assert!(removals.0.len() <= REMOVALS_MAX + 2);
+    }
+
     /// Memory that others share is given up by one of its threads, or by those of whoever has it mapped: while they run it is not over, nor
     /// where it cannot be told who they are.
     #[test]
@@ -308,35 +293,5 @@ mod tests {
         assert!(is_over(By::Anyone, Some(Vec::new())), "nobody has it");
         child.kill().and_then(|()| child.wait()).expect("it ends");
         assert!(is_over(By::These(vec![asleep]), None), "it has ended");
-    }
-
-    /// A removal takes as long as it takes, all of it in the kernel: one of many gigabytes was believed to be over before it was.
-    #[test]
-    fn who_runs_in_the_kernel_alone_may_be_at_a_removal_still() {
-        let mut reads_zeros = std::process::Command::new("dd");
-        let quiet = std::process::Stdio::null;
-        let reads_zeros =
-            reads_zeros.args(["if=/dev/zero", "of=/dev/null", "bs=64M"]).stdout(quiet()).stderr(quiet()).spawn();
-        let mut spins = std::process::Command::new("sh");
-        let spins = spins.args(["-c", "while :; do :; done"]).spawn();
-        let mut both = [reads_zeros, spins].map(|child| child.expect("it is everywhere"));
-        let [in_the_kernel, in_user_mode] = [&both[0], &both[1]].map(|child| child.id().cast_signed());
-        let all_of = |pid: i32, field: fn(&Stat) -> u64| procfs::stat(pid).map_or(0, |stat| field(&stat));
-        let wait = |pid, field: fn(&Stat) -> u64| {
-            let from = all_of(pid, field);
-            let has_had = || all_of(pid, field) >= from + 4 * TICKS_OUTSIDE;
-            (0..10_000).take_while(|_| !has_had()).for_each(|_| std::thread::sleep(Duration::from_millis(1)));
-            has_had()
-        };
-        let has_begun = wait(in_the_kernel, |stat| stat.kernel_ticks);
-        let [in_the_kernel_before, in_user_mode_before] =
-            [in_the_kernel, in_user_mode].map(|pid| Ticks::of(pid).expect("we may ask"));
-        let has_run = wait(in_the_kernel, |stat| stat.kernel_ticks) && wait(in_user_mode, |stat| stat.user_ticks);
-        let at_it = in_the_kernel_before.iter().all(Ticks::is_outside);
-        let outside = in_user_mode_before.iter().all(Ticks::is_outside);
-        both.iter_mut().for_each(|child| child.kill().and_then(|()| child.wait().map(drop)).expect("it ends"));
-        assert!(has_begun && has_run);
-        assert!(!at_it, "who runs in the kernel was taken to be outside");
-        assert!(outside, "who runs in user mode was not");
     }
 }

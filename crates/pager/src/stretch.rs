@@ -95,6 +95,19 @@ pub fn room_behind(mappings: &[Mapping], end: Address) -> Address {
     }
 }
 
+/// The spans in order, those that touch or overlap made one.
+pub fn joined(mut spans: Vec<Span>) -> Vec<Span> {
+    spans.sort_unstable_by_key(|span| span.start);
+    let mut joined: Vec<Span> = Vec::with_capacity(spans.len());
+    for span in spans {
+        match joined.last_mut().filter(|last| span.start <= last.end) {
+            Some(last) => last.end = last.end.max(span.end),
+            None => joined.push(span),
+        }
+    }
+    joined
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -183,6 +196,12 @@ mod tests {
         };
         let whole = [Stretch { mappings: vec![span(0x20000, 0x30000)], end: Address(0x48000) }];
         assert_eq!(seen.as_it_is(grows, Mapping::is_manageable).expect("no errors"), whole);
+    }
+
+    #[test]
+    fn what_touches_is_one() {
+        let spans = vec![span(8, 12), span(0, 4), span(4, 8), span(16, 20), span(17, 18), span(19, 24)];
+        assert_eq!(joined(spans), [span(0, 12), span(16, 24)]);
     }
 
     #[test]

@@ -294,28 +294,34 @@ impl Driver {
         let _ = self.reports.send(Request::Report(Report::Removal { target: id, span, number, by }));
     }
 
-    /// A removal must have happened by now, if it was one of shared pages.
+    /// A removal must have happened by now, if it was one of shared pages; and all that a target has begun before.
     pub(super) fn shared_removal_over(&mut self, id: TargetId, number: u64) {
         for nth in 0..self.commons.len() {
             let its = self.commons[nth];
-            while let Some(home) = self.common_mut(its).and_then(|it| it.removal_ends(id, number)) {
-                let Some(file) = self.common(its).map(Commons::backing) else { break };
-                let then = move |driver: &mut Self, there: Vec<Span>| driver.end_removal(its, home, &there);
-                self.call_on(its, file, vec![home], Backing::there, then);
-            }
+            let homes = self.common_mut(its).map(|it| it.removals_end(id, number)).unwrap_or_default();
+            let Some(file) = self.common(its).filter(|_| !homes.is_empty()).map(Commons::backing) else { continue };
+            let there = |file: &Backing, homes: Vec<Span>| {
+                homes.into_iter().map(|home| (home, file.there(home))).collect::<Vec<_>>()
+            };
+            let then = move |driver: &mut Self, found: Vec<(Span, Vec<Span>)>| driver.end_removals(its, &found);
+            self.call_on(its, file, vec![homes], there, then);
         }
     }
 
-    /// What was given up of a commons is gone, but for what is `there`, as it has come anew.
-    fn end_removal(&mut self, its: TargetId, home: Span, there: &[Span]) {
-        self.common_mut(its).into_iter().for_each(|commons| commons.removal_is_over(home));
+    /// What was given up of a commons is gone, but for what is there of each part, as it has come anew.
+    fn end_removals(&mut self, its: TargetId, found: &[(Span, Vec<Span>)]) {
+        let homes: Vec<Span> = found.iter().map(|(home, _)| *home).collect();
+        self.common_mut(its).into_iter().for_each(|commons| commons.removals_are_over(&homes));
         // What another is about to remove waits for that.
         let others = self.common(its).map(Commons::removing).unwrap_or_default();
-        for home in home.without(others.into_iter()) {
-            for gone in home.without(there.iter().copied()) {
-                self.core.removal_seen(its, gone);
+        for (home, there) in found {
+            let others = others.iter().copied().filter(|other| other.intersect(*home).is_some());
+            for home in home.without(others) {
+                for gone in home.without(there.iter().copied()) {
+                    self.core.removal_seen(its, gone);
+                }
+                self.core.removal_over(its, home);
             }
-            self.core.removal_over(its, home);
         }
     }
 
@@ -432,8 +438,7 @@ impl Driver {
     /// The views that a target had are no more.
     pub(super) fn forget_views_of(&mut self, id: TargetId) {
         // Whoever has ended has also ended what it was at.
-        let begun = self.commons.iter().filter_map(|&its| Some(self.common(its)?.removals_of(id))).flatten();
-        begun.collect::<Vec<_>>().into_iter().for_each(|number| self.shared_removal_over(id, number));
+        self.shared_removal_over(id, u64::MAX);
         self.for_each_commons(|commons| commons.forget(id));
         self.tell_deserted();
     }

@@ -11,7 +11,7 @@ use super::{Driver, Homeward};
 use crate::adopt::Agent;
 use crate::merging::Merging;
 use crate::procfs;
-use crate::stretch::room_behind;
+use crate::stretch::{joined, room_behind};
 use crate::sys::sched::{Class, set_class};
 use crate::target::{Flight, Target};
 
@@ -140,7 +140,7 @@ impl Driver {
         let mut agents = Vec::new();
         let gone = self.targets.iter_mut().filter_map(|slot| slot.take_if(|target| whose(target)));
         for target in gone.collect::<Vec<_>>() {
-            let spans = neighbours_joined(self.core.regions().of(target.id).map(|region| region.span).collect());
+            let spans = joined(self.core.regions().of(target.id).map(|region| region.span).collect());
             // Where its process is not known, they end where they are known to end.
             let mappings = procfs::mappings(target.pid).unwrap_or_default();
             for span in spans {
@@ -171,30 +171,5 @@ impl Driver {
             let _ = self.shared.cpus.get().map(|cpus| cpus.confine(agent.thread));
         }
         agents
-    }
-}
-
-/// The spans in order, those that touch made one.
-fn neighbours_joined(mut spans: Vec<Span>) -> Vec<Span> {
-    spans.sort_unstable_by_key(|span| span.start);
-    let mut joined: Vec<Span> = Vec::with_capacity(spans.len());
-    for span in spans {
-        match joined.last_mut().filter(|last| last.end == span.start) {
-            Some(last) => last.end = span.end,
-            None => joined.push(span),
-        }
-    }
-    joined
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_touches_is_let_go_in_one_call() {
-        let span = |start, end| Span { start: spillway_core::Address(start), end: spillway_core::Address(end) };
-        let joined = neighbours_joined(vec![span(8, 12), span(0, 4), span(4, 8), span(16, 20)]);
-        assert_eq!(joined, [span(0, 12), span(16, 20)]);
     }
 }

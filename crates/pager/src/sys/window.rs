@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, fstatfs, seek};
-use spillway_core::{Address, Span};
+use spillway_core::{Address, PAGE_BYTES_U64, Span};
 
 use super::fd::checked;
 
@@ -77,6 +77,12 @@ impl Drop for Window {
 pub fn next_data(file: &File, start: u64) -> Option<(u64, u64)> {
     let data = seek(file, SeekFrom::Data(start)).ok()?;
     Some((data, seek(file, SeekFrom::Hole(data)).ok()?))
+}
+
+/// As [`next_data`], one page of it.
+pub fn next_page_of_data(file: &File, start: u64) -> Option<(u64, u64)> {
+    let data = seek(file, SeekFrom::Data(start)).ok()?;
+    Some((data, (data + 1).next_multiple_of(PAGE_BYTES_U64)))
 }
 
 /// Takes pages out of a file of memory, whoever has them mapped.

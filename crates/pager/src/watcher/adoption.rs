@@ -163,6 +163,7 @@ impl Watcher {
         // What had an agent before has called exec.
         let had_agent = self.processes.get(&pid).is_some_and(|process| process.agent != 0);
         let inherits_merging = tally.hands_on_merging(if had_agent { u64::MAX } else { started });
+        let was_forked = fresh.is_none();
         let target = match (fresh, forked) {
             (Some(uffd), _) => {
                 let copy = uffd.clone();
@@ -185,6 +186,7 @@ impl Watcher {
         };
         let process = self.processes.entry(pid).or_insert_with(|| Process::new(started, tally));
         process.refusal = None;
+        process.was_forked = was_forked;
         process.target = Some(target);
         process.pagemap = Some(pagemap);
         process.staging = Some(staging);

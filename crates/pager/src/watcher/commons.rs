@@ -4,6 +4,8 @@
 //! anonymous shared memory all mappings come from one by forks, which are told of; a memfd can be handed to anyone, at any time,
 //! and who maps one is seen afterwards. That is why it is managed only where a user says so.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
@@ -15,6 +17,7 @@ use super::Watcher;
 use super::process::Process;
 use crate::driver::{Command, Joined, portions};
 use crate::error::Error;
+use crate::outside::Ticks;
 use crate::procfs::{self, FileId, Mapping, Size};
 use crate::sys::clock::thread_time;
 use crate::sys::process::share_memory;
@@ -26,7 +29,7 @@ use crate::tally::Tally;
 const LOOK_UNTIL_READY: Duration = Duration::from_millis(4);
 /// Who has mapped it since reads zeros until then, and is to be adopted within a second of that.
 const LOOK_WHEN_READY: Duration = Duration::from_millis(400);
-/// Looks in a row that find everyone managed. A process that is being forked as another is registered is in no list yet.
+/// Looks in a row that find everyone managed, once no fork is under way of which nothing was told.
 const LOOKS_AGREE: u32 = 2;
 /// How long pages are put back before it is looked for other things again.
 const RESTORE_WITHIN: Duration = Duration::from_millis(50);
@@ -58,6 +61,9 @@ pub(super) struct Common {
     pub(super) tally: Arc<Tally>,
     /// Looks in a row that found everyone managed.
     agreed: u32,
+    /// Of each process that was found to have it mapped, the threads that may be at a fork that began before: the child has it mapped,
+    /// nothing of it is registered, and it is in no list before the fork is over.
+    forking: HashMap<i32, Vec<Ticks>>,
     is_ready: bool,
     /// Looks in a row that did not.
     refusals: u32,
@@ -65,6 +71,24 @@ pub(super) struct Common {
     is_deserted: bool,
     /// Where what is there of it is told, when it is being looked for.
     finding: Option<Receiver<Vec<Span>>>,
+}
+
+impl Common {
+    /// Whether no fork that began before these processes were managed was under way any more when they were last looked at: then whoever
+    /// came of one was in the list of which they are.
+    fn had_forked(&mut self, pids: &[i32]) -> bool {
+        let had_forked = pids.iter().all(|pid| self.forking.get(pid).is_some_and(Vec::is_empty));
+        self.forking.retain(|pid, _| pids.contains(pid));
+        for &pid in pids {
+            if let Entry::Vacant(entry) = self.forking.entry(pid)
+                && let Some(threads) = Ticks::of(pid)
+            {
+                entry.insert(threads);
+            }
+            self.forking.entry(pid).and_modify(|threads| threads.retain(|thread| !thread.is_outside()));
+        }
+        had_forked
+    }
 }
 
 /// What is there of a file, whose first page is at `home`.
@@ -116,8 +140,19 @@ impl Watcher {
     /// What is managed from now on.
     pub(super) fn add_common(&mut self, InheritedCommons { id, joined, file, tally }: InheritedCommons) {
         let (agreed, is_ready, refusals, is_deserted) = (0, false, 0, false);
-        let finding = None;
-        self.commons.push(Common { id, joined, file, tally, agreed, is_ready, refusals, is_deserted, finding });
+        let (finding, forking) = (None, HashMap::new());
+        self.commons.push(Common {
+            id,
+            joined,
+            file,
+            tally,
+            agreed,
+            forking,
+            is_ready,
+            refusals,
+            is_deserted,
+            finding,
+        });
     }
 
     /// Looks for who has mapped what is managed, and manages them as well.
@@ -137,14 +172,19 @@ impl Watcher {
             if self.is_leaving(tally.tree) {
                 continue;
             }
-            let mut all = true;
+            let (mut all, mut may_fork) = (true, Vec::new());
             for (pid, mappings) in &having {
                 let its: Vec<&Mapping> = mappings.iter().filter(|mapping| mapping.file == Some(id)).collect();
-                all &= its.is_empty() || self.is_managed_in(*pid, &its, &tally);
+                if its.is_empty() {
+                    continue;
+                }
+                all &= self.is_managed_in(*pid, &its, &tally);
+                may_fork.extend(self.may_have_forked(*pid, self.commons[at].is_ready).then_some(*pid));
             }
             let common = &mut self.commons[at];
             common.refusals = if all { 0 } else { common.refusals.saturating_add(1) };
-            common.agreed = if all { common.agreed.saturating_add(1) } else { 0 };
+            let are_all = common.had_forked(&may_fork) && all;
+            common.agreed = if are_all { common.agreed.saturating_add(1) } else { 0 };
             if !all && common.finding.as_ref().is_some_and(|finding| finding.try_recv() != Err(TryRecvError::Empty)) {
                 // It was of an earlier moment.
                 common.finding = None;
@@ -219,8 +259,7 @@ impl Watcher {
                 return self.orphans.iter().all(|orphan| orphan.has_known_views);
             }
             // A child of vfork has its parent's memory until it calls exec.
-            let mut managed = self.processes.iter().filter(|(_, process)| process.target.is_some());
-            if managed.any(|(&other, _)| share_memory(pid, other)) {
+            if self.has_memory_of_managed(pid) {
                 return true;
             }
             if self.adopt_for_commons(pid, tally).is_none() {
@@ -229,6 +268,18 @@ impl Watcher {
         }
         let Some(target) = self.processes.get(&pid).and_then(|process| process.target) else { return false };
         its.iter().all(|mapping| mapping.file.is_some_and(|id| self.join(target, pid, id, mapping)))
+    }
+
+    /// Whether a process that has mapped what is managed may have begun to fork before it was. `is_ready`: nobody did of those that had it
+    /// mapped, and whoever has come since was born of them, be it to have their very memory (`CLONE_VM`).
+    fn may_have_forked(&self, pid: i32, is_ready: bool) -> bool {
+        let process = self.processes.get(&pid).filter(|process| process.target.is_some());
+        process.map_or_else(|| !is_ready && self.has_memory_of_managed(pid), |process| !process.was_forked)
+    }
+
+    fn has_memory_of_managed(&self, pid: i32) -> bool {
+        let mut managed = self.processes.iter().filter(|(_, process)| process.target.is_some());
+        managed.any(|(&other, _)| share_memory(pid, other))
     }
 
     /// A process that has mapped what is managed is managed, too, with the tree that it shares that with.
@@ -315,5 +366,45 @@ impl Watcher {
             || procfs::status_field(pid, "RssShmem").and_then(|text| text.split(' ').next()?.parse::<u64>().ok());
         let shared = if self.choice.shared_memory { shared() } else { None };
         size.anonymous_pages + shared.map_or(0, |kib| kib * 1024 / PAGE_BYTES_U64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two looks a few milliseconds apart found all managed while a third process was being born.
+    #[test]
+    fn who_may_be_at_a_fork_since_before_it_was_managed_is_waited_for() {
+        let file = Arc::new(File::open("/dev/null").expect("it is everywhere"));
+        let joined = Joined { commons: TargetId(1), home: Address(0) };
+        let mut watcher = super::super::tests::watcher_of(Vec::new());
+        watcher.add_common(InheritedCommons {
+            id: FileId { device: (0, 0), inode: 1 },
+            joined,
+            file,
+            tally: Arc::default(),
+        });
+        let common = &mut watcher.commons[0];
+        let mut sleep = std::process::Command::new("sleep").arg("60").spawn().expect("sleep");
+        let mut spin = std::process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn().expect("sh");
+        let (asleep, running) = (sleep.id().cast_signed(), spin.id().cast_signed());
+        let is_asleep = || procfs::stat(asleep).is_ok_and(|stat| stat.state == b'S');
+        (0..1000).take_while(|_| !is_asleep()).for_each(|_| std::thread::sleep(Duration::from_millis(1)));
+        // What was found of them in the same look came before they were looked at.
+        let first = common.had_forked(&[asleep]);
+        let second = common.had_forked(&[asleep]);
+        let with_another = [common.had_forked(&[asleep, running]), common.had_forked(&[asleep, running])];
+        let mut waits = (0..10_000).map(|_| {
+            std::thread::sleep(Duration::from_millis(1));
+            common.had_forked(&[asleep, running])
+        });
+        let in_the_end = waits.any(|had_forked| had_forked);
+        for child in [&mut sleep, &mut spin] {
+            child.kill().and_then(|()| child.wait()).expect("it ends");
+        }
+        assert!(!first && second, "{first} {second}");
+        assert_eq!(with_another, [false, false], "it runs, and might be at a fork");
+        assert!(in_the_end, "it has been in user mode since");
     }
 }

@@ -63,6 +63,8 @@ pub(super) struct Process {
     pub(super) read_at: Option<Instant>,
     /// Adoption failed.
     pub(super) refusal: Option<Refusal>,
+    /// It came by a fork that was told of: all that it had then was registered when it was born.
+    pub(super) was_forked: bool,
     /// A forked child that has an agent only so that its userfaultfd outlives us: its memory is still its parent's.
     pub(super) kept_only: bool,
     /// When its private memory was last measured, and how long to wait for the next time.
@@ -85,6 +87,7 @@ impl Process {
             seen: Size::default(),
             read_at: None,
             refusal: None,
+            was_forked: false,
             kept_only: false,
             private_at: None,
             private_wait: Duration::ZERO,

@@ -12,7 +12,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// One that has seen nobody. The fault thread's part is to tell of `forked` children, and then that it has told of all. In the idle class
 /// it brings nothing home until it is rescued, or `PATIENCE` is over.
-fn watcher_of(forked: Vec<Report>) -> Watcher {
+pub(super) fn watcher_of(forked: Vec<Report>) -> Watcher {
     let ((commands, orders), (requests, inbox)) = (channel(), channel());
     let bell = Arc::new(Bell::new().expect("a descriptor"));
     let (local, choice) = (Local::All, Choice::default());
