@@ -178,8 +178,11 @@ impl Watcher {
                 if its.is_empty() {
                     continue;
                 }
-                all &= self.is_managed_in(*pid, &its, &tally);
-                may_fork.extend(self.may_have_forked(*pid, self.commons[at].is_ready).then_some(*pid));
+                // What it forks before all of them are registered is not told of.
+                let is_managed = self.is_managed_in(*pid, &its, &tally);
+                let may_have_forked = is_managed && self.may_have_forked(*pid, self.commons[at].is_ready);
+                may_fork.extend(may_have_forked.then_some(*pid));
+                all &= is_managed;
             }
             let common = &mut self.commons[at];
             common.refusals = if all { 0 } else { common.refusals.saturating_add(1) };
