@@ -178,21 +178,24 @@ impl Watcher {
                 if its.is_empty() {
                     continue;
                 }
-                // What it forks before all of them are registered is not told of.
+                // What it forks before all of them are registered is not told of. What can be mapped anew only by who has it mapped stays
+                // registered, and may be elsewhere since it was listed.
                 let is_managed = self.is_managed_in(*pid, &its, &tally);
-                let may_have_forked = is_managed && self.may_have_forked(*pid, self.commons[at].is_ready);
+                let common = &self.commons[at];
+                let was_managed = common.forking.contains_key(pid) && !its.iter().any(|mapping| mapping.may_be_open());
+                let may_have_forked = (is_managed || was_managed) && self.may_have_forked(*pid, common.is_ready);
                 may_fork.extend(may_have_forked.then_some(*pid));
                 all &= is_managed;
             }
             let common = &mut self.commons[at];
             common.refusals = if all { 0 } else { common.refusals.saturating_add(1) };
-            let are_all = common.had_forked(&may_fork) && all;
-            common.agreed = if are_all { common.agreed.saturating_add(1) } else { 0 };
+            let had_forked = common.had_forked(&may_fork);
+            common.agreed = if all { common.agreed.saturating_add(1) } else { 0 };
             if !all && common.finding.as_ref().is_some_and(|finding| finding.try_recv() != Err(TryRecvError::Empty)) {
                 // It was of an earlier moment.
                 common.finding = None;
             }
-            let (has_agreed, was_ready) = (common.agreed >= LOOKS_AGREE, common.is_ready);
+            let (has_agreed, was_ready) = (had_forked && common.agreed >= LOOKS_AGREE, common.is_ready);
             let is_ready = has_agreed && (was_ready || self.find_in_common(at));
             let common = &mut self.commons[at];
             // It may have been closed meanwhile, where mappings could not be registered.
@@ -252,7 +255,9 @@ impl Watcher {
             return false;
         }
         if process.is_none_or(|process| process.target.is_none()) {
-            // Of a forked child whose process is not known yet all is registered that its parent had.
+            // Of a forked child whose process is not known yet all is registered that its parent had. That it was forked may not
+            // have been heard of yet.
+            self.hear_of_forks();
             let is_covered = |flag, span: Span| {
                 let registered = procfs::mappings_with_flag(pid, &[flag]).unwrap_or_default();
                 span.without(registered.iter().map(|(span, _)| *span)).is_empty()
@@ -296,7 +301,6 @@ impl Watcher {
             return None;
         }
         self.let_go_of.remove(&pid);
-        self.hear_of_forks();
         let started = procfs::stat(pid).ok()?.started;
         let process = self.processes.entry(pid).or_insert_with(|| Process::new(started, Arc::clone(tally)));
         if process.refusal.is_some_and(|refusal| refusal.stands(Instant::now())) {
