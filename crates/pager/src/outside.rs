@@ -52,10 +52,16 @@ impl Ticks {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    /// Waits, for a while, until a process is asleep.
+    pub(crate) fn until_asleep(pid: i32) {
+        let is_asleep = || procfs::stat(pid).is_ok_and(|stat| stat.state == b'S');
+        (0..1000).take_while(|_| !is_asleep()).for_each(|_| std::thread::sleep(Duration::from_millis(1)));
+    }
 
     /// A removal takes as long as it takes, all of it in the kernel: one of many gigabytes was believed to be over before it was.
     #[test]

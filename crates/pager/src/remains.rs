@@ -70,8 +70,7 @@ pub struct Lost {
 /// The pager of a process, if it has died; none of other users' processes, whose pagers this one may not ask.
 #[must_use]
 pub fn lost_by(pid: i32) -> Option<Lost> {
-    let vault = agent_of(pid).and_then(|thread| vault_of(pid, thread))?.ok()?;
-    let estate = Estate::new(vault);
+    let estate = Estate::new(vault_in(pid)?.ok()?);
     living_pager(&estate).is_none().then(|| Lost { pager: estate.pager(), daemon: estate.is_daemon() })
 }
 
@@ -97,6 +96,11 @@ pub(crate) fn living_pager(estate: &Estate) -> Option<i32> {
         }
         std::thread::sleep(Duration::from_micros(200));
     }
+}
+
+/// The vault that the agent of a process keeps open, if there is one.
+fn vault_in(pid: i32) -> Option<Result<Vault, Error>> {
+    agent_of(pid).and_then(|thread| vault_of(pid, thread))
 }
 
 /// The vault that an agent keeps open, if it keeps one.
@@ -144,7 +148,7 @@ impl Remains {
     /// When it cannot be taken over, or need not be.
     pub fn find(pid: i32) -> Result<Option<Self>, Error> {
         stray::end(pid)?;
-        let Some(vault) = agent_of(pid).and_then(|thread| vault_of(pid, thread)) else { return Ok(None) };
+        let Some(vault) = vault_in(pid) else { return Ok(None) };
         Self::within(Estate::new(vault?), pid).map(Some)
     }
 
@@ -155,7 +159,7 @@ impl Remains {
     pub fn of_daemon() -> Result<Option<Self>, Error> {
         for pid in procfs::processes().unwrap_or_default() {
             // One that cannot be read is nobody's whom this user could take over from.
-            let Some(Ok(vault)) = agent_of(pid).and_then(|thread| vault_of(pid, thread)) else { continue };
+            let Some(Ok(vault)) = vault_in(pid) else { continue };
             if !vault.owner().is_ok_and(|owner| owner == effective_user()) {
                 continue;
             }

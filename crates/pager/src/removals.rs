@@ -167,7 +167,7 @@ fn gone(pagemap: &Pagemap, span: Span) -> std::io::Result<Vec<Span>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::procfs;
+    use crate::outside::tests::until_asleep;
     use spillway_core::{Address, PAGE_BYTES};
 
     /// One of a forked child's that is told before its process is known is as old as can be by the time that is: its threads are
@@ -233,11 +233,6 @@ mod tests {
         assert_eq!(over(None), 0, "it cannot be told");
         child.kill().and_then(|()| child.wait()).expect("it ends");
         assert!(memory[PAGE_BYTES] == 1);
-    }
-
-    fn until_asleep(pid: i32) {
-        let is_asleep = || procfs::stat(pid).is_ok_and(|stat| stat.state == b'S');
-        (0..1000).take_while(|_| !is_asleep()).for_each(|_| std::thread::sleep(Duration::from_millis(1)));
     }
 
     /// With the list full, each that came began the waiting anew for what it was merged with: under load none was over any more.

@@ -54,11 +54,11 @@ impl Driver {
 
 #[cfg(test)]
 mod tests {
+    use crate::outside::tests::until_asleep;
     use crate::skipped::skipped;
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
     use std::sync::Arc;
-    use std::time::Duration;
 
     use rustix::fs::{MemfdFlags, memfd_create};
     use spillway_core::pager::{Budget, Plan};
@@ -89,8 +89,7 @@ mod tests {
         };
         let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("sleep");
         let pid = child.id().cast_signed();
-        let is_asleep = || procfs::stat(pid).is_ok_and(|stat| stat.state == b'S');
-        (0..1000).take_while(|_| !is_asleep()).for_each(|_| std::thread::sleep(Duration::from_millis(1)));
+        until_asleep(pid);
         let mut driver = driver();
         let (frozen, other) = (driver.core.add_target(), driver.core.add_target());
         let ends = [frozen, other].map(|id| {

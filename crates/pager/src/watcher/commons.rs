@@ -379,13 +379,15 @@ impl Watcher {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::outside::tests::until_asleep;
+    use crate::watcher::tests::watcher_of;
 
     /// Two looks a few milliseconds apart found all managed while a third process was being born.
     #[test]
     fn who_may_be_at_a_fork_since_before_it_was_managed_is_waited_for() {
         let file = Arc::new(File::open("/dev/null").expect("it is everywhere"));
         let joined = Joined { commons: TargetId(1), home: Address(0) };
-        let mut watcher = super::super::tests::watcher_of(Vec::new());
+        let mut watcher = watcher_of(Vec::new());
         watcher.add_common(InheritedCommons {
             id: FileId { device: (0, 0), inode: 1 },
             joined,
@@ -396,8 +398,7 @@ mod tests {
         let mut sleep = std::process::Command::new("sleep").arg("60").spawn().expect("sleep");
         let mut spin = std::process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn().expect("sh");
         let (asleep, running) = (sleep.id().cast_signed(), spin.id().cast_signed());
-        let is_asleep = || procfs::stat(asleep).is_ok_and(|stat| stat.state == b'S');
-        (0..1000).take_while(|_| !is_asleep()).for_each(|_| std::thread::sleep(Duration::from_millis(1)));
+        until_asleep(asleep);
         // What was found of them in the same look came before they were looked at.
         let first = common.had_forked(&[asleep]);
         let second = common.had_forked(&[asleep]);
