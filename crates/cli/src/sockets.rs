@@ -82,7 +82,7 @@ fn private_owner(path: &Path) -> io::Result<u32> {
 pub(crate) fn bind() -> Result<(UnixListener, Bound), String> {
     let mut why = String::new();
     for directory in own_directories() {
-        match bind_in(&directory) {
+        match bind_in(&directory, std::process::id()) {
             Ok(bound) => return Ok(bound),
             Err(error) => why = format!("{}: {error}", directory.display()),
         }
@@ -102,12 +102,18 @@ pub(crate) fn own_directory(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn bind_in(directory: &Path) -> io::Result<(UnixListener, Bound)> {
+fn bind_in(directory: &Path, pid: u32) -> io::Result<(UnixListener, Bound)> {
     own_directory(directory)?;
-    let path = directory.join(format!("{}.sock", std::process::id()));
-    let _ = fs::remove_file(&path); // Left by a process that had our id.
-    let listener = UnixListener::bind(&path)?;
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
+    let path = directory.join(format!("{pid}.sock"));
+    // Between bind() and listen() it looks like a dead pager's, which whoever lists pagers clears away.
+    let unlisted = path.with_extension("new");
+    let _ = fs::remove_file(&unlisted); // Left by a process that had our id.
+    let listener = UnixListener::bind(&unlisted)?;
+    let closed = fs::set_permissions(&unlisted, fs::Permissions::from_mode(0o600));
+    if let Err(error) = closed.and_then(|()| fs::rename(&unlisted, &path)) {
+        let _ = fs::remove_file(&unlisted);
+        return Err(error);
+    }
     Ok((listener, Bound(path)))
 }
 
@@ -194,7 +200,7 @@ fn pagers_in(directory: &Path) -> Vec<Found> {
     let mut found = Vec::new();
     for entry in entries {
         let since = Instant::now();
-        found.extend(question(entry.path(), owner));
+        found.extend(question(&entry.path(), owner));
         // Another user's that do not answer must not keep us for longer.
         if owner != sys::effective_uid() && since.elapsed() >= ANSWER_LIMIT {
             break;
@@ -203,24 +209,29 @@ fn pagers_in(directory: &Path) -> Vec<Found> {
     found
 }
 
-fn question(path: PathBuf, owner: u32) -> Option<Found> {
+fn question(path: &Path, owner: u32) -> Option<Found> {
     let name = path.file_name()?.to_str()?.strip_suffix(".sock")?.to_owned();
     let is_daemon = name == "daemon";
     if !is_daemon {
         name.parse::<u32>().ok()?;
     }
-    let stream = match connect(path.clone()) {
-        // Where a daemon listened the next one may begin to, just now.
-        Err(error) if error.kind() == ErrorKind::ConnectionRefused && !is_daemon => {
-            let _ = fs::remove_file(path); // Its pager is dead.
-            return None;
-        }
-        stream => stream.ok()?,
-    };
+    let stream = cleared_or_connected(path, is_daemon)?;
     if peer(stream.as_fd()).ok()?.uid != owner {
         return None;
     }
     ask_who(stream, owner)
+}
+
+/// A connection to whoever listens there. The entry of a pager that is dead is removed.
+fn cleared_or_connected(path: &Path, is_daemon: bool) -> Option<UnixStream> {
+    match connect(path.to_owned()) {
+        // Where a daemon listened the next one may begin to, just now.
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused && !is_daemon => {
+            let _ = fs::remove_file(path);
+            None
+        }
+        stream => stream.ok(),
+    }
 }
 
 fn ask_who(stream: UnixStream, owner: u32) -> Option<Found> {
@@ -234,7 +245,7 @@ fn ask_who(stream: UnixStream, owner: u32) -> Option<Found> {
 pub(crate) fn pager_that_is(pager: i32) -> Option<Found> {
     let asked = |directory: &PathBuf| {
         let owner = private_owner(directory).ok()?;
-        question(directory.join(format!("{pager}.sock")), owner)
+        question(&directory.join(format!("{pager}.sock")), owner)
     };
     directories().iter().find_map(asked)
 }
@@ -262,4 +273,37 @@ pub(crate) fn pager_of(pid: i32) -> Result<Found, Failure> {
     } else {
         format!("there is no process {pid}: see `spillway ps` for those that are managed")
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    #[test]
+    fn a_pager_that_begins_to_listen_is_not_taken_for_a_dead_one() {
+        const PAGERS: u32 = 2000;
+        let directory = std::env::temp_dir().join(format!("spillway-sockets-{}", std::process::id()));
+        own_directory(&directory).expect("a directory");
+        let over = AtomicBool::new(false);
+        let look = || {
+            while !over.load(Ordering::Relaxed) {
+                for entry in fs::read_dir(&directory).expect("readable").flatten() {
+                    if entry.path().extension().is_some_and(|it| it == "sock") {
+                        cleared_or_connected(&entry.path(), false);
+                    }
+                }
+            }
+        };
+        let begin = |id| bind_in(&directory, id).is_ok_and(|(_listener, bound)| UnixStream::connect(&bound.0).is_ok());
+        let found = std::thread::scope(|scope| {
+            scope.spawn(look);
+            scope.spawn(look);
+            let found = (0..PAGERS).filter(|&id| begin(id)).count();
+            over.store(true, Ordering::Relaxed);
+            found
+        });
+        assert_eq!(found, PAGERS as usize);
+        fs::remove_dir(&directory).expect("nothing is left there");
+    }
 }
