@@ -7,6 +7,7 @@ use crate::common::client;
 use crate::common::contract::Contract;
 use crate::common::lender::{Lender, assert_all, put_all};
 use crate::common::proxy::Proxy;
+use spillway_store::Handle;
 use spillway_store::blocking::Client;
 use spillway_store::pool::Drain;
 
@@ -30,25 +31,53 @@ fn empties(client: &mut Client, drain: &mut Drain) {
     }
 }
 
+/// Puts so many pages, and asks the server to leave if it has `least`; again if not: one that answers late, for want of a CPU, gets
+/// none for a while.
+fn put_and_leave(
+    client: &mut Client,
+    url: &str,
+    port: u16,
+    pages: &mut Vec<(u64, Handle)>,
+    count: u64,
+    least: u64,
+) -> Drain {
+    let began = Instant::now();
+    loop {
+        let next = pages.len() as u64;
+        pages.extend(put_all(client, next..next + count));
+        let mut drain = ask(url, port, true);
+        let has = drain.left().unwrap().0;
+        if has > least {
+            return drain;
+        }
+        assert!(began.elapsed() < LONG, "{url}: {has} pages are there");
+        stay(client, url, port);
+    }
+}
+
+/// Tells the server to stay, and waits until the client has heard it.
+fn stay(client: &mut Client, url: &str, port: u16) {
+    // One who asks must not be silent for long.
+    ask(url, port, false);
+    // As long as a client may be silent.
+    client.steps(Duration::from_secs(3));
+}
+
 fn leaves_and_comes_back(servers: usize, parameters: &str) {
     let mut lenders: Vec<Lender> = (0..servers).map(|_| Lender::start(64 << 20, |_| {})).collect();
     let ports: Vec<u16> = lenders.iter().map(|lender| lender.port).collect();
     let url = url(&ports, parameters);
     let mut client = client(&url);
-    let mut pages = put_all(&mut client, 0..1500);
-    let mut drain = ask(&url, ports[0], true);
-    assert!(drain.left().unwrap().0 > 200, "{url}");
+    let mut pages = Vec::new();
+    let mut drain = put_and_leave(&mut client, &url, ports[0], &mut pages, 1500, 200);
     empties(&mut client, &mut drain);
     assert_all(&mut client, &pages);
-    pages.extend(put_all(&mut client, 1500..2000));
+    let next = pages.len() as u64;
+    pages.extend(put_all(&mut client, next..next + 500));
     assert_eq!(ask(&url, ports[0], true).left().unwrap().0, 0, "{url}: nothing is put there");
-    // One who asks must not be silent for long.
-    ask(&url, ports[0], false);
-    // As long as a client may be silent.
-    client.steps(Duration::from_secs(3));
-    pages.extend(put_all(&mut client, 2000..3000));
-    let mut drain = ask(&url, ports[0], true);
-    assert!(drain.left().unwrap().0 > 50, "{url}: it is used again");
+    stay(&mut client, &url, ports[0]);
+    // It is used again.
+    let mut drain = put_and_leave(&mut client, &url, ports[0], &mut pages, 1000, 50);
     empties(&mut client, &mut drain);
     lenders[0].end();
     assert_all(&mut client, &pages);
