@@ -352,12 +352,12 @@ def test_upgrades_of_a_program_that_forks_all_the_time(processes, spillway, buil
         assert old.wait(5) == 0
         upgrades += 1
     assert upgrades == 8
-    time.sleep(0.3)
+    eventually(lambda: seen.update(children(program.pid)) or len(seen) > 20, "more than 20 children", every=0.001)
     spillway.detach(program.pid)
     assert pager.wait(5) == 0
     told, err = program.communicate("\n", 20)
     verdict, forked = told.split()
-    assert verdict == "OK" and int(forked) >= len(seen) >= 8 and program.returncode == 0, told + err
+    assert verdict == "OK" and int(forked) > 20 and program.returncode == 0, told + err
 
 
 @pytest.mark.limit(int(SECONDS + 2 * SLACK_SECONDS))

@@ -210,7 +210,7 @@ fn pagers_in(directory: &Path) -> Vec<Found> {
 }
 
 fn question(path: &Path, owner: u32) -> Option<Found> {
-    let name = path.file_name()?.to_str()?.strip_suffix(".sock")?.to_owned();
+    let name = path.file_name()?.to_str()?.strip_suffix(".sock")?;
     let is_daemon = name == "daemon";
     if !is_daemon {
         name.parse::<u32>().ok()?;

@@ -31,7 +31,7 @@ fn empties(client: &mut Client, drain: &mut Drain) {
     }
 }
 
-/// Puts so many pages, and asks the server to leave if it has `least`; again if not: one that answers late, for want of a CPU, gets
+/// Puts so many pages, and asks the server to leave if it has more than `least`; again if not: one that answers late, for want of a CPU, gets
 /// none for a while.
 fn put_and_leave(
     client: &mut Client,
